@@ -1,0 +1,264 @@
+"""The command line: one verb a step, thin over the stage packages.
+
+Each verb takes the configuration and, for every file, the place in results/<run>/ unless told otherwise; the
+workflow's rules call the same verbs with explicit paths.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from phenoica import __version__
+from phenoica.config import RunPaths, load, resolve
+from phenoica.errors import PhenoicaError
+
+app = typer.Typer(
+    help="Cell-microscopy plates in; disentangled and honestly scored perturbation embeddings out. "
+    "`snakemake --cores all` runs the verbs below in order; each also works by itself.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="Configuration file (YAML or JSON).")]
+Fold = Annotated[int, typer.Option(help="Number of the held-out fold.")]
+
+
+def _path(help_text: str) -> Any:
+    return Annotated[Path | None, typer.Option(help=help_text + " Default: the place in results/<run>/.")]
+
+
+def main() -> None:
+    """Run the command line; a PhenoicaError prints its message and exits with 1."""
+    try:
+        app()
+    except PhenoicaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+@app.callback(invoke_without_command=True)
+def _callback(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command("config")
+def config_verb(
+    source: Annotated[str, typer.Argument(help="A configuration file, or the configuration itself as JSON text.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write; default: print.")] = None,
+) -> None:
+    """Validate a configuration, fill every default and write it as JSON."""
+    from phenoica import files
+
+    resolved = resolve(json.loads(source)) if source.lstrip().startswith("{") else load(source)
+    if out is None:
+        print(json.dumps(resolved, indent=2))
+    else:
+        files.write_json(out, resolved)
+
+
+@app.command()
+def demo(
+    config: Config,
+    out: _path("Folder for shards, metadata.csv, truth.parquet and pretrain/.") = None,
+    workers: Annotated[int, typer.Option(help="Processes that render.")] = 2,
+) -> None:
+    """Render the built-in demo plates."""
+    from phenoica.demo.plates import write_demo
+
+    cfg = load(config)
+    section = cfg["demo"]
+    write_demo(
+        out or RunPaths.of(cfg).demo,
+        size=section["size"], seed=section["seed"], n_shards=section["shards"], workers=workers,
+    )  # fmt: skip
+
+
+@app.command()
+def plates(
+    config: Config,
+    shards: Annotated[list[Path] | None, typer.Argument(help="Shard files, in the order of their numbers.")] = None,
+    metadata: _path("Metadata csv or parquet.") = None,
+    out: _path("Folder for wells.parquet, folds.csv, units.csv, design.csv, quarantine.csv.") = None,
+) -> None:
+    """Read metadata and shard keys; write wells, control roles, folds and the job list."""
+    from phenoica.plates.run import inputs, run_plates
+
+    cfg = load(config)
+    if not shards or metadata is None:
+        known_shards, known_metadata = inputs(cfg)
+        shards, metadata = shards or known_shards, metadata or known_metadata
+    run_plates(shards, metadata, out or RunPaths.of(cfg).plates("wells.parquet").parent, cfg)
+
+
+@app.command()
+def design(config: Config, metadata: _path("Metadata csv or parquet.") = None) -> None:
+    """Print which treatments sit where, under which label, and which controls are inferred."""
+    from phenoica.plates.design import design_table
+    from phenoica.plates.metadata import read_metadata
+    from phenoica.plates.run import inputs
+
+    cfg = load(config)
+    table = read_metadata(metadata or inputs(cfg)[1], cfg["plates"]["plate_format"])
+    print(design_table(table, cfg["plates"]).to_string(index=False))
+
+
+@app.command()
+def embed(
+    config: Config,
+    unit: Annotated[int, typer.Option(help="Number of the shard whose wells are embedded.")],
+    shards: Annotated[list[Path] | None, typer.Argument(help="All shard files, in the order of their numbers.")] = None,
+    wells: _path("wells.parquet.") = None,
+    part: _path("The part to write (parquet).") = None,
+    quarantine: _path("The quarantine list to write (csv).") = None,
+    threads: Annotated[int, typer.Option(help="Threads of decoding and of the model on a CPU.")] = 2,
+) -> None:
+    """Embed the wells of one shard and take their image measures."""
+    import torch
+
+    from phenoica.embed.run import embed_shard
+    from phenoica.plates.run import inputs, read_wells
+
+    torch.set_num_threads(threads)
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    embed_shard(
+        read_wells(wells or paths.plates("wells.parquet")), unit, shards or inputs(cfg)[0], part or paths.part(unit),
+        quarantine or paths.part_quarantine(unit), cfg, threads,
+    )  # fmt: skip
+
+
+@app.command()
+def assemble(
+    config: Config,
+    parts: Annotated[list[Path] | None, typer.Argument(help="Part of each shard, .quarantine.csv beside it.")] = None,
+    wells: _path("wells.parquet.") = None,
+    plates_quarantine: _path("quarantine.csv of the plates stage.") = None,
+    out: _path("embeddings.h5ad.") = None,
+    quarantine: _path("The joined quarantine list (csv).") = None,
+) -> None:
+    """Join the parts of all shards into embeddings.h5ad."""
+    from phenoica.embed.assemble import assemble as join
+    from phenoica.plates.run import read_wells
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    frame = read_wells(wells or paths.plates("wells.parquet"))
+    parts = parts or [paths.part(unit) for unit in sorted(frame["unit"].unique())]
+    lists = [plates_quarantine or paths.plates("quarantine.csv"), *(p.with_suffix(".quarantine.csv") for p in parts)]
+    join(frame, parts, lists, out or paths.embeddings, quarantine or paths.quarantine, cfg)
+
+
+@app.command()
+def qc(
+    config: Config,
+    embeddings: _path("embeddings.h5ad.") = None,
+    wells_out: _path("Flags of each well (parquet).") = None,
+    plates_out: _path("Statistics of each plate (parquet).") = None,
+) -> None:
+    """Compute plate statistics and flag wells; nothing is deleted."""
+    from phenoica.qc.run import run_qc
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    run_qc(embeddings or paths.embeddings, wells_out or paths.qc_wells, plates_out or paths.qc_plates, cfg)
+
+
+@app.command()
+def disentangle(
+    config: Config,
+    fold: Annotated[int | None, typer.Option(help="Held-out fold; without it, the exploration fit.")] = None,
+    embeddings: _path("embeddings.h5ad.") = None,
+    qc_wells: _path("Flags of each well (parquet).") = None,
+    folds: _path("folds.csv.") = None,
+    out: _path("Folder of the states.") = None,
+) -> None:
+    """Fit every view on the training experiments of a fold, or the exploration fit on all of them."""
+    from phenoica.disentangle.run import fit_fold
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    target = paths.exploration if fold is None else paths.fold(fold)
+    fit_fold(
+        embeddings or paths.embeddings, qc_wells or paths.qc_wells, folds or paths.plates("folds.csv"), fold,
+        out or target, cfg,
+    )  # fmt: skip
+
+
+@app.command()
+def views(
+    config: Config,
+    embeddings: _path("embeddings.h5ad.") = None,
+    qc_wells: _path("Flags of each well (parquet).") = None,
+    states: _path("Folder of the exploration fit.") = None,
+    out: _path("disentangled.h5ad.") = None,
+) -> None:
+    """Write disentangled.h5ad: every well in the views of the exploration fit."""
+    from phenoica.disentangle.run import assemble as join
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    join(
+        embeddings or paths.embeddings, qc_wells or paths.qc_wells, states or paths.exploration,
+        out or paths.disentangled, cfg,
+    )  # fmt: skip
+
+
+@app.command()
+def score(
+    config: Config,
+    fold: Fold,
+    embeddings: _path("embeddings.h5ad.") = None,
+    qc_wells: _path("Flags of each well (parquet).") = None,
+    folds: _path("folds.csv.") = None,
+    states: _path("Folder of the fold's states.") = None,
+    truth: _path("Table of true factors; joined on well_id.") = None,
+    out: _path("Scores of the fold (parquet).") = None,
+    decisions: _path("What the training side decided (json).") = None,
+) -> None:
+    """Score one fold's held-out experiments."""
+    from phenoica.plates.run import truth_path
+    from phenoica.score.run import score_fold
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    score_fold(
+        embeddings or paths.embeddings, qc_wells or paths.qc_wells, folds or paths.plates("folds.csv"),
+        states or paths.fold(fold), fold, out or paths.score_fold(fold), decisions or paths.score_fold(fold, "json"),
+        cfg, truth=truth or truth_path(cfg),
+    )  # fmt: skip
+
+
+@app.command()
+def summarise(
+    config: Config,
+    folds: Annotated[list[Path] | None, typer.Argument(help="Scores of each fold (parquet), json beside.")] = None,
+    out_parquet: _path("The score table (parquet).") = None,
+    out_csv: _path("The score table (csv).") = None,
+    out_txt: _path("The short printed table (txt).") = None,
+) -> None:
+    """Join the folds into the score table, with intervals and macro averages."""
+    import pandas as pd
+
+    from phenoica.score.run import summarise as join
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    if not folds:
+        units = pd.read_csv(paths.plates("units.csv"), dtype=str)
+        folds = [paths.score_fold(k) for k in units["name"][units["kind"] == "fold"]]
+    join(
+        folds, [f.with_suffix(".json") for f in folds], out_parquet or paths.scores("parquet"),
+        out_csv or paths.scores("csv"), out_txt or paths.scores("txt"), cfg,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

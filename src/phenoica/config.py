@@ -1,0 +1,220 @@
+"""The one source of configuration defaults, for the command line and the workflow alike.
+
+`resolve` takes what a user wrote, fills every default of `config.schema.yaml` (JSON Schema draft 2020-12) and refuses
+what the schema does not know.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonschema import Draft202012Validator
+
+from phenoica import __version__
+from phenoica.errors import ConfigError
+from phenoica.files import sha256_of_json
+
+
+@functools.cache
+def schema() -> dict[str, Any]:
+    """Return the configuration schema as a dict."""
+    return yaml.safe_load(resources.files("phenoica").joinpath("config.schema.yaml").read_text(encoding="utf-8"))
+
+
+def resolve(config: Mapping[str, Any], where: str = "config") -> dict[str, Any]:
+    """Validate a configuration and fill its defaults.
+
+    Parameters
+    ----------
+    config
+        What the user wrote.
+    where
+        Name of the file, for messages.
+
+    Returns
+    -------
+    dict
+        A complete configuration; the input is not changed.
+
+    Raises
+    ------
+    ConfigError
+        Listing every wrong key, with the nearest known one, and every wrong value.
+    """
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where}: expected keys and values, found {type(config).__name__}")
+    config = copy.deepcopy(dict(config))
+    _fill(config, schema())
+    errors = sorted(Draft202012Validator(schema()).iter_errors(config), key=lambda e: list(e.absolute_path))
+    if errors:
+        raise ConfigError("\n".join(f"{where}: {_message(error)}" for error in errors))
+    _check_sources(config, where)
+    return config
+
+
+def _fill(value: dict[str, Any], node: Mapping[str, Any]) -> None:
+    for key, sub in node.get("properties", {}).items():
+        if key not in value and "default" in sub:
+            value[key] = copy.deepcopy(sub["default"])
+        if isinstance(value.get(key), dict):
+            _fill(value[key], sub)
+
+
+def _message(error: Any) -> str:
+    path = ".".join(str(p) for p in error.absolute_path)
+    if error.validator == "additionalProperties":
+        known = list(error.schema["properties"])
+        parts = []
+        for key in sorted(set(error.instance) - set(known)):
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+            parts.append(f"unknown key {'.'.join(filter(None, [path, str(key)]))!r}; {hint}")
+        return "; ".join(parts)
+    return f"{path + ': ' if path else ''}{error.message}"
+
+
+def _check_sources(config: Mapping[str, Any], where: str) -> None:
+    if config["source"] == "shards":
+        if not config["plates"]["shards"]:
+            raise ConfigError(f"{where}: source is 'shards' but plates.shards is empty; list the shard files there")
+        if not config["plates"]["metadata"]:
+            raise ConfigError(f"{where}: source is 'shards' but plates.metadata is not set; name the metadata file")
+
+
+def load(path: str | os.PathLike) -> dict[str, Any]:
+    """Read a YAML (or JSON) file and resolve it."""
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such config file")
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    return resolve(value or {}, where=str(path))
+
+
+def fingerprint(config: Mapping[str, Any], *sections: str) -> str:
+    """Return a short hash of the package version, the seed and the named sections (all of them if none is named).
+
+    It goes into `params: version=` of a rule, so that a change of what the rule depends on reruns it.
+    """
+    chosen = {k: config[k] for k in (sections or config)}
+    return sha256_of_json({"version": __version__, "seed": config["seed"], **chosen})[:16]
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Where each file of a run is; the command line and the workflow both ask here.
+
+    Attributes
+    ----------
+    root
+        results/<run>.
+    """
+
+    root: Path
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> RunPaths:
+        """Return the paths of a resolved configuration."""
+        return cls(Path(config["results"]) / config["run"])
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.root / "config.json"
+
+    @property
+    def demo(self) -> Path:
+        """Folder of the demo plates."""
+        return self.root / "demo"
+
+    def demo_shards(self, n: int) -> list[Path]:
+        """Return the `n` shards of the demo plates."""
+        return [self.demo / "shards" / f"train-{i:05d}-of-{n:05d}.parquet" for i in range(n)]
+
+    @property
+    def demo_metadata(self) -> Path:
+        """Metadata of the demo plates."""
+        return self.demo / "metadata.csv"
+
+    @property
+    def demo_truth(self) -> Path:
+        """True factors of the demo plates."""
+        return self.demo / "truth.parquet"
+
+    def plates(self, name: str) -> Path:
+        """Return a file of the plates stage: wells.parquet, folds.csv, units.csv, design.csv, quarantine.csv."""
+        return self.root / "plates" / name
+
+    def part(self, unit: int | str) -> Path:
+        """Return the embedded part of a shard."""
+        return self.root / "embed" / "parts" / f"shard-{unit}.parquet"
+
+    def part_quarantine(self, unit: int | str) -> Path:
+        """Return the quarantine list of a shard."""
+        return self.root / "embed" / "parts" / f"shard-{unit}.quarantine.csv"
+
+    @property
+    def embeddings(self) -> Path:
+        """AnnData of the raw embedding."""
+        return self.root / "embed" / "embeddings.h5ad"
+
+    @property
+    def quarantine(self) -> Path:
+        """Every image and well that was left out."""
+        return self.root / "embed" / "quarantine.csv"
+
+    @property
+    def qc_wells(self) -> Path:
+        """Flags of each well."""
+        return self.root / "qc" / "wells.parquet"
+
+    @property
+    def qc_plates(self) -> Path:
+        """Statistics and flags of each plate."""
+        return self.root / "qc" / "plates.parquet"
+
+    def fold(self, fold: int | str) -> Path:
+        """Return the folder of the states of a fold."""
+        return self.root / "disentangle" / f"fold-{fold}"
+
+    @property
+    def exploration(self) -> Path:
+        """Folder of the states of the exploration fit."""
+        return self.root / "disentangle" / "exploration"
+
+    @property
+    def disentangled(self) -> Path:
+        """AnnData with the views of the exploration fit."""
+        return self.root / "disentangle" / "disentangled.h5ad"
+
+    def score_fold(self, fold: int | str, kind: str = "parquet") -> Path:
+        """Return the scores (parquet) or the training-side decisions (json) of a fold."""
+        return self.root / "score" / f"fold-{fold}.{kind}"
+
+    def scores(self, kind: str) -> Path:
+        """Return the score table as parquet, csv or (short and printable) txt."""
+        return self.root / "score" / f"scores.{kind}"
+
+    def plate_pages(self, experiment: str) -> Path:
+        """Return the folder of the plate pages of an experiment."""
+        return self.root / "report" / "plates" / experiment
+
+    def report(self, name: str) -> Path:
+        """Return a file of the report folder."""
+        return self.root / "report" / name
+
+    @property
+    def index(self) -> Path:
+        """The run index page."""
+        return self.root / "index.html"

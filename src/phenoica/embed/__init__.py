@@ -1,0 +1,1 @@
+"""From shards to one embedding and one row of image measures a well."""

@@ -1,0 +1,257 @@
+"""Plain image measures of a well, taken in the same pass as the embedding.
+
+Comes in: the 8-bit channels of one image. Goes out: per channel the grey-value distribution, shares of
+saturated and empty area and the focus (Bray et al. 2012, J Biomol Screen 17:266), and the number of nuclei.
+They carry the QC pages, and as a view of their own they show what can be seen without any encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import fft, ndimage
+
+from phenoica.errors import ConfigError, ImageError
+
+PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
+PER_CHANNEL = ("mean", "sd", *(f"p{p:02d}" for p in PERCENTILES), "saturated", "empty", "focus")
+CELL_COUNT = "cell_count"
+
+EMPTY_BLOCK_PX = 8
+EMPTY_SD = 1.0  # grey values
+FOCUS_TILE_PX = 128
+ROUNDING_POWER = 1 / 12  # variance that rounding to whole grey values adds to a pixel
+MIN_SIDE_PX = 16
+
+# Counting works on an image binned until a nucleus is about this wide: finer detail only costs time.
+BINNED_DIAMETER_PX = 8
+# Nuclei must stand out from the background by this many grey values on average ...
+MIN_CONTRAST = 6.0
+# ... and each of their pixels by this many standard deviations of the background.
+MIN_DEVIATIONS = 4.0
+# The smallest object that counts, as a share of the area of a typical nucleus
+MIN_AREA_SHARE = 0.15
+
+
+def measure_names(channels: Sequence[int]) -> list[str]:
+    """Return the names of all measures of `channels` but the cell count, in the order in which `measure` gives them."""
+    return [f"c{channel}_{name}" for channel in channels for name in PER_CHANNEL]
+
+
+def measure(
+    images: np.ndarray, channels: Sequence[int], *, dna_channel: int, nucleus_diameter_px: float
+) -> dict[str, float]:
+    """Measure one image of a well.
+
+    Parameters
+    ----------
+    images
+        uint8 (C, H, W).
+    channels
+        Their C channel numbers; they name the measures.
+    dna_channel
+        The number of the channel with stained nuclei, one of `channels`.
+    nucleus_diameter_px
+        Typical diameter of a nucleus in pixels.
+
+    Returns
+    -------
+    dict
+        `cell_count`, and for every channel number n:
+
+        * `cn_mean`, `cn_sd`: grey values; population standard deviation.
+        * `cn_p01` ... `cn_p99`: percentiles 1, 5, 25, 50, 75, 95, 99, equal to `numpy.percentile` (linear).
+        * `cn_saturated`: share of pixels at 255 (Bray 2012: at the maximum).
+        * `cn_empty`: share of whole 8 x 8 px blocks with a standard deviation below 1 grey value that are not
+          saturated: area that holds nothing beyond rounding, as in a black or missing image.
+        * `cn_focus`: slope of log power against log spatial frequency, see `focus`.
+
+    Raises
+    ------
+    ImageError
+        If the images have another type or shape, or are less than 16 px wide.
+    ConfigError
+        If the DNA channel is not among `channels`, a channel number is repeated, or the diameter is below 2
+        px.
+    """
+    images = np.asarray(images)
+    channels = [int(c) for c in channels]
+    _check(images, channels, dna_channel, nucleus_diameter_px)
+    count = count_nuclei(images[channels.index(dna_channel)], nucleus_diameter_px)
+    slopes = focus(images)
+    measures = {CELL_COUNT: float(count)}
+    for channel, image, slope in zip(channels, images, slopes, strict=True):
+        values = (*_grey_values(image), _empty_share(image), float(slope))
+        measures.update(zip((f"c{channel}_{name}" for name in PER_CHANNEL), values, strict=True))
+    return measures
+
+
+def _check(images: np.ndarray, channels: list[int], dna_channel: int, diameter: float) -> None:
+    if images.dtype != np.uint8:
+        raise ImageError(f"images have the type {images.dtype}; image measures take 8-bit grey values (uint8)")
+    if images.ndim != 3 or len(images) != len(channels):
+        raise ImageError(
+            f"images have the shape {images.shape}; expected ({len(channels)}, H, W) for the channels {channels}"
+        )
+    if min(images.shape[1:]) < MIN_SIDE_PX:
+        raise ImageError(f"images are {images.shape[1]} x {images.shape[2]} px; at least {MIN_SIDE_PX} are needed")
+    if len(set(channels)) != len(channels):
+        raise ConfigError(f"plates.channels {channels} names a channel twice")
+    if dna_channel not in channels:
+        raise ConfigError(f"embed.dna_channel {dna_channel} is not among plates.channels {channels}")
+    if not diameter >= 2:
+        raise ConfigError(f"embed.nucleus_diameter_px is {diameter}; nuclei must be at least 2 px wide")
+
+
+def _grey_values(image: np.ndarray) -> tuple[float, ...]:
+    """Return mean, sd, percentiles and the saturated share of one channel, all exact from its 256 counts."""
+    counts = np.bincount(image.ravel(), minlength=256)
+    n = image.size
+    levels = np.arange(256)
+    mean = float(counts @ levels) / n
+    sd = float(np.sqrt(counts @ (levels - mean) ** 2 / n))
+    # numpy's linear percentile lies between the two order statistics around p (n - 1) / 100
+    below = np.cumsum(counts)
+    position = np.array(PERCENTILES) / 100 * (n - 1)
+    floor = np.floor(position)
+    low = np.searchsorted(below, floor, side="right")
+    high = np.searchsorted(below, np.ceil(position), side="right")
+    percentiles = low + (position - floor) * (high - low)
+    return (mean, sd, *map(float, percentiles), float(counts[255]) / n)
+
+
+def _empty_share(image: np.ndarray) -> float:
+    size = EMPTY_BLOCK_PX
+    pixels = image[: image.shape[0] // size * size, : image.shape[1] // size * size].astype(np.float32)
+    n = size * size
+    # sums of whole numbers below 2^24 are exact in float32
+    total, squares = _block_sums(pixels, size), _block_sums(pixels * pixels, size)
+    flat = n * squares.astype(np.float64) - total.astype(np.float64) ** 2 < EMPTY_SD**2 * n**2
+    return float(np.mean(flat & (total < 255 * n)))
+
+
+def _block_sums(pixels: np.ndarray, size: int) -> np.ndarray:
+    """Sum square blocks; (H, W) -> (H // size, W // size); remainders are left out."""
+    rows, columns = pixels.shape[0] // size, pixels.shape[1] // size
+    pixels = pixels[: rows * size, : columns * size]
+    return pixels.reshape(rows, size, columns * size).sum(1).reshape(rows, columns, size).sum(2)
+
+
+def focus(images: np.ndarray) -> np.ndarray:
+    """Return the slope of the log power spectrum of each channel: the blurrier, the more negative.
+
+    The power log-log slope of Bray et al. 2012, here from the averaged spectrum of non-overlapping
+    Hann-windowed tiles of up to 128 px (Welch), averaged over rings of whole frequency from 2 cycles a tile
+    to half the sampling rate, by least squares. Of several tiles every other one is taken, as on a
+    chessboard. The power of rounding to whole grey values (1/12) is added, so the slope is finite everywhere,
+    and 0 for an image of one grey value.
+
+    Parameters
+    ----------
+    images
+        (C, H, W), grey values.
+
+    Returns
+    -------
+    numpy.ndarray
+        (C,), float64.
+    """
+    size = min(FOCUS_TILE_PX, *images.shape[1:])
+    rows, columns = images.shape[1] // size, images.shape[2] // size
+    top, left = (images.shape[1] - rows * size) // 2, (images.shape[2] - columns * size) // 2
+    cut = images[:, top : top + rows * size, left : left + columns * size]
+    cut = cut.reshape(-1, rows, size, columns, size).swapaxes(2, 3)
+    # every other tile, as on a chessboard: half the time for the same slope
+    cut = cut[:, np.indices((rows, columns)).sum(0) % 2 == 0].astype(np.float32)
+    window = np.hanning(size + 2)[1:-1].astype(np.float32)
+    window = np.outer(window, window)
+    cut -= cut.mean(axis=(2, 3), keepdims=True)
+    cut *= window
+    spectrum = fft.rfft2(cut)
+    power = (spectrum.real**2 + spectrum.imag**2).mean(axis=1) / np.square(window).sum()
+    ring, ring_size, log_frequency = _rings(size)
+    sums = np.stack([np.bincount(ring, p.ravel(), minlength=len(ring_size)) for p in power])
+    used = slice(2, 2 + len(log_frequency))
+    log_power = np.log(sums[:, used] / ring_size[used] + ROUNDING_POWER)
+    centred = log_frequency - log_frequency.mean()
+    return log_power @ centred / (centred @ centred)
+
+
+def _rings(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the ring of every coefficient of a real spectrum, the size of the rings, and log frequency from ring 2 on."""
+    radius = np.hypot(np.fft.fftfreq(size, 1 / size)[:, None], np.arange(size // 2 + 1)[None])
+    ring = np.rint(radius).astype(np.intp).ravel()
+    return ring, np.bincount(ring), np.log(np.arange(2, size // 2 + 1))
+
+
+def count_nuclei(image: np.ndarray, diameter_px: float) -> int:
+    """Count nuclei in a DNA channel.
+
+    The image is binned until a nucleus is about 8 px wide and smoothed; the background within four nuclei is
+    taken off (white top-hat); Otsu's threshold on square roots, which let dim nuclei count beside bright
+    ones, separates nuclei from background, unless the noise of the background asks for a higher one; objects
+    that touch are parted at the maxima of the smoothed distance to their border.
+
+    Parameters
+    ----------
+    image
+        uint8 (H, W).
+    diameter_px
+        Typical diameter of a nucleus in pixels.
+    """
+    bins = max(1, int(diameter_px // BINNED_DIAMETER_PX))
+    bins = min(bins, min(image.shape) // 4)
+    diameter = diameter_px / bins
+    pixels = _block_sums(image.astype(np.float32), bins) / bins**2
+    smooth = ndimage.gaussian_filter(pixels, diameter / 10)
+    mask = _foreground(smooth, diameter)
+    if not mask.any():
+        return 0
+    labels, _ = ndimage.label(mask)
+    area = np.bincount(labels.ravel())
+    keep = area >= MIN_AREA_SHARE * np.pi * (diameter / 2) ** 2
+    keep[0] = False
+    distance = ndimage.gaussian_filter(ndimage.distance_transform_edt(keep[labels]), diameter / 10)
+    reach = 2 * int(np.ceil(0.3 * diameter)) + 1
+    peak = (distance == ndimage.maximum_filter(distance, size=reach)) & keep[labels]
+    _, count = ndimage.label(peak, structure=np.ones((3, 3)))
+    return int(count)
+
+
+def _foreground(smooth: np.ndarray, diameter: float) -> np.ndarray:
+    """Return where a smoothed DNA channel holds nuclei, as bool."""
+    margin = min(int(np.ceil(2 * diameter)), min(smooth.shape) - 1)
+    reach = 2 * margin + 1
+    # Odd reflection goes on with a slope of the illumination; an even one would leave a bright rim as
+    # contrast. It doubles the noise of the rim, hence one more smoothing.
+    smoother = ndimage.uniform_filter(smooth, 2 * int(np.ceil(diameter / 4)) + 1)
+    padded = np.pad(smoother, margin, mode="reflect", reflect_type="odd")
+    background = ndimage.maximum_filter(ndimage.minimum_filter(padded, reach), reach)
+    background = background[margin:-margin, margin:-margin]
+    contrast = smooth - background
+    # Otsu alone would halve the noise of a field with few nuclei. Centre and spread of the background come
+    # from the 5th and 25th percentile of a normal distribution, which hold while nuclei cover up to two
+    # thirds of the field.
+    low, quarter = np.percentile(contrast, (5, 25))
+    sd = (quarter - low) / (1.645 - 0.674)
+    centre = quarter + 0.674 * sd
+    mask = contrast > max(_otsu(np.sqrt(np.maximum(contrast, 0))) ** 2, centre + MIN_DEVIATIONS * sd)
+    if mask.any() and contrast[mask].mean() - centre < MIN_CONTRAST:
+        mask[:] = False
+    return mask
+
+
+def _otsu(values: np.ndarray) -> float:
+    """Return the threshold of largest between-class variance (Otsu 1979), over 256 bins."""
+    high = float(values.max())
+    if high <= 0:
+        return 0.0
+    counts = np.bincount((values.ravel() * (255 / high)).astype(np.intp), minlength=256).astype(np.float64)
+    weight = np.cumsum(counts)
+    first = np.cumsum(counts * np.arange(256))
+    rest = weight[-1] - weight
+    with np.errstate(invalid="ignore", divide="ignore"):
+        between = (first[-1] * weight / weight[-1] - first) ** 2 / (weight * rest)
+    best = int(np.argmax(np.where((weight > 0) & (rest > 0), between, -1)))
+    return (best + 1) * high / 255

@@ -1,0 +1,106 @@
+"""Writing files atomically and hashing them.
+
+A file is written beside its target and renamed, so a killed run leaves no half file that looks whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import anndata
+    import pandas as pd
+
+
+@contextlib.contextmanager
+def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
+    """Yield a temporary path beside `target`; rename it onto `target` if the block succeeds, else remove it."""
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=target.suffix, dir=target.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_dir(target: str | os.PathLike) -> Iterator[Path]:
+    """Yield a temporary folder beside `target`; let it replace `target` if the block succeeds, else remove it."""
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield temporary
+        os.chmod(temporary, 0o777 & ~_umask())
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(target: str | os.PathLike, text: str) -> None:
+    """Write `text` as UTF-8, atomically."""
+    with atomic_path(target) as path:
+        path.write_text(text, encoding="utf-8")
+
+
+def write_json(target: str | os.PathLike, value: Any) -> None:
+    """Write `value` as indented JSON, atomically; NaN is refused."""
+    write_text(target, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_parquet(target: str | os.PathLike, frame: pd.DataFrame) -> None:
+    """Write a frame without its index as parquet (zstd), atomically."""
+    with atomic_path(target) as path:
+        frame.to_parquet(path, index=False, compression="zstd")
+
+
+def write_csv(target: str | os.PathLike, frame: pd.DataFrame) -> None:
+    """Write a frame without its index as csv, atomically."""
+    with atomic_path(target) as path:
+        frame.to_csv(path, index=False)
+
+
+def write_h5ad(target: str | os.PathLike, adata: anndata.AnnData) -> None:
+    """Write AnnData as gzip-compressed h5ad in the legacy string encoding, atomically.
+
+    The legacy encoding (no nullable strings) is what R and older Python readers open.
+    """
+    import anndata
+
+    with atomic_path(target) as path, anndata.settings.override(allow_write_nullable_strings=False):
+        adata.write_h5ad(path, compression="gzip")
+
+
+def sha256(path: str | os.PathLike) -> str:
+    """Return the hexadecimal SHA-256 of a file, read in chunks."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as handle:
+        while chunk := handle.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_of_json(value: Any) -> str:
+    """Return the hexadecimal SHA-256 of a JSON-able value, keys sorted."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,319 @@
+"""Reading and writing OpenPhenom checkpoints.
+
+Comes in: the published `model.safetensors`, which may be a torch pickle wearing that name, of the encoder
+alone or of the full auto-encoder. Goes out: the size of the encoder and its weights under the module's names,
+or a readable list of what does not fit. The published key names start with `encoder.vit_backbone.`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from phenoica.errors import CheckpointError, ConfigError
+from phenoica.files import atomic_path
+from phenoica.openphenom.encoder import OpenPhenom, OpenPhenomConfig
+
+if TYPE_CHECKING:
+    from safetensors import safe_open
+
+ENCODER_PREFIX = "encoder.vit_backbone."
+# the other parts of the auto-encoder, which an embedding does not need
+DECODER_PREFIXES = ("decoder.", "decoder_pred.", "encoder_decoder_proj.")
+WRAPPER_PREFIXES = ("module.", "model.")
+MAX_CHANNELS = 11
+SHOWN = 10
+
+Shape = tuple[int, ...]
+
+
+class _Entry(NamedTuple):
+    """One tensor of a checkpoint: its shape, and how to read it."""
+
+    shape: Shape
+    load: Callable[[], torch.Tensor]
+
+
+def read(path: str | os.PathLike) -> tuple[OpenPhenomConfig, dict[str, torch.Tensor]]:
+    """Read the encoder of a checkpoint.
+
+    Parameters
+    ----------
+    path
+        safetensors, or a torch file (also under the name model.safetensors) that holds the weights directly
+        or below `state_dict`; prefixes `module.` and `model.` are taken off. Decoder weights are recognised
+        and left out; a safetensors file is read tensor by tensor, so they are not even loaded.
+
+    Returns
+    -------
+    config
+        The size, inferred from the shapes: image size from the length of the positional code, heads from the
+        width of the query norm.
+    state
+        float32 tensors for `OpenPhenom.load_state_dict`, with `mlp_bias` folded into the bias of the fused
+        projection.
+
+    Raises
+    ------
+    CheckpointError
+        If the file cannot be read; listing missing, unexpected and mis-shaped keys; or naming weights that
+        are no finite floating-point numbers.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file; set embed.checkpoint to a checkpoint, or to `random`")
+    with path.open("rb") as handle:
+        head = handle.read(64)
+    if _is_safetensors(head, path.stat().st_size):
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                return _extract(_safetensors_entries(file), path)
+        except SafetensorError as error:
+            raise CheckpointError(f"{path}: damaged safetensors file ({error}); fetch it again") from error
+    return _extract(_pickle_entries(path, head), path)
+
+
+def save(model: OpenPhenom, path: str | os.PathLike) -> None:
+    """Write an encoder as safetensors under the published key names, atomically.
+
+    Parameters
+    ----------
+    model
+        The encoder.
+    path
+        The file to write; `read` gives the same weights back, bit for bit.
+
+    Raises
+    ------
+    CheckpointError
+        If the model has a bias where the published format has no room for one.
+    """
+    from safetensors.torch import save_file
+
+    state = unfold(model.state_dict(), model.config)
+    published = {ENCODER_PREFIX + key: value.detach().cpu().contiguous() for key, value in state.items()}
+    with atomic_path(path) as temporary:
+        save_file(published, temporary, metadata={"format": "pt"})
+
+
+def fold(state: Mapping[str, torch.Tensor], config: OpenPhenomConfig) -> dict[str, torch.Tensor]:
+    """Turn published names into module names: `mlp_bias` becomes `in_proj.bias` = (3 dim zeros, mlp_bias).
+
+    The output of the fused projection is [mlp | q | k | v]. The timm that the weights were trained with laid
+    the bias as (zeros for q, k and v, mlp_bias) over it, so that `mlp_bias` acts on the last 4 dim entries,
+    not on the first; timm from 1.0.25 on adds it to the first. A bias over the whole projection says the same
+    to both.
+    """
+    folded = {}
+    for key, value in state.items():
+        if key.endswith(".mlp_bias"):
+            key = key.removesuffix("mlp_bias") + "in_proj.bias"
+            value = torch.cat([value.new_zeros(3 * config.dim), value])
+        folded[key] = value
+    return folded
+
+
+def unfold(state: Mapping[str, torch.Tensor], config: OpenPhenomConfig) -> dict[str, torch.Tensor]:
+    """Undo `fold`: module names become published names."""
+    published = {}
+    for key, value in state.items():
+        if key.endswith(".in_proj.bias"):
+            if value[: 3 * config.dim].any():
+                raise CheckpointError(
+                    f"{key}: its first {3 * config.dim} entries are not 0, and the published format has no "
+                    "place for them; keep them at 0 when training"
+                )
+            key = key.removesuffix("in_proj.bias") + "mlp_bias"
+            value = value[3 * config.dim :].clone()
+        published[key] = value
+    return published
+
+
+def published_shapes(config: OpenPhenomConfig) -> dict[str, Shape]:
+    """Return the published name (without `encoder.vit_backbone.`) and shape of every weight of an encoder."""
+    dim, head, mlp = config.dim, config.head_dim, config.mlp_dim
+    shapes: dict[str, Shape] = {
+        "cls_token": (1, 1, dim),
+        "pos_embed": (1, 1 + config.max_channels * config.patches, dim),
+        "patch_embed.proj.weight": (dim, 1, config.patch_size, config.patch_size),
+        "patch_embed.proj.bias": (dim,),
+        "fc_norm.weight": (dim,),
+        "fc_norm.bias": (dim,),
+    }
+    block: dict[str, Shape] = {
+        "in_norm.weight": (dim,),
+        "in_norm.bias": (dim,),
+        "in_proj.weight": (mlp + 3 * dim, dim),
+        "mlp_bias": (mlp,),
+        "q_norm.weight": (head,),
+        "q_norm.bias": (head,),
+        "k_norm.weight": (head,),
+        "k_norm.bias": (head,),
+        "attn_out_proj.weight": (dim, dim),
+        "attn_out_proj.bias": (dim,),
+        "mlp_out_proj.weight": (dim, mlp),
+        "mlp_out_proj.bias": (dim,),
+        "ls.gamma": (dim,),
+    }
+    shapes.update({f"blocks.{i}.{key}": shape for i in range(config.depth) for key, shape in block.items()})
+    return shapes
+
+
+def _is_safetensors(head: bytes, size: int) -> bool:
+    # eight bytes with the length of a JSON header, then the header
+    return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
+
+
+def _safetensors_entries(file: safe_open) -> dict[str, _Entry]:
+    keys = list(file.keys())
+    shapes = [tuple(file.get_slice(key).get_shape()) for key in keys]
+    pairs = zip(keys, shapes, strict=True)
+    return {key: _Entry(shape, partial(file.get_tensor, key)) for key, shape in pairs}
+
+
+def _pickle_entries(path: Path, head: bytes) -> dict[str, _Entry]:
+    if head.startswith(b"version https://git-lfs"):
+        raise CheckpointError(f"{path}: a Git LFS pointer, not the weights; run `git lfs pull`")
+    if not head.startswith((b"PK\x03\x04", b"\x80")):
+        raise CheckpointError(
+            f"{path}: neither safetensors nor a torch file (it starts with {head[:16]!r}); "
+            "download model.safetensors again"
+        )
+    try:
+        # On the open file: given a path, torch goes by the name and takes a pickle called .safetensors for
+        # safetensors.
+        with path.open("rb") as handle:
+            content = torch.load(handle, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise CheckpointError(
+            f"{path}: not a torch file of plain tensors, or damaged ({reason}); download it again, or save "
+            "the model's state_dict alone"
+        ) from error
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping) or not all(isinstance(v, torch.Tensor) for v in content.values()):
+        raise CheckpointError(
+            f"{path}: holds no named tensors, nor any below `state_dict`; save the model's state_dict"
+        )
+    return {str(k): _Entry(tuple(v.shape), lambda v=v: v) for k, v in content.items()}
+
+
+def _extract(entries: Mapping[str, _Entry], path: Path) -> tuple[OpenPhenomConfig, dict[str, torch.Tensor]]:
+    """Take the encoder out of a checkpoint, checked against the size that its shapes imply."""
+    encoder: dict[str, _Entry] = {}
+    unexpected = []
+    for full, entry in entries.items():
+        key = _bare(full)
+        if key.startswith(ENCODER_PREFIX):
+            encoder[key.removeprefix(ENCODER_PREFIX)] = entry
+        elif not key.startswith(DECODER_PREFIXES):
+            unexpected.append(full)
+    config = _infer(encoder, path)
+    expected = published_shapes(config)
+    unexpected += [ENCODER_PREFIX + k for k in encoder if k not in expected]
+    missing = [ENCODER_PREFIX + k for k in expected if k not in encoder]
+    wrong = [
+        f"{ENCODER_PREFIX}{k}: {entry.shape}, expected {expected[k]}"
+        for k, entry in encoder.items()
+        if k in expected and entry.shape != expected[k]
+    ]
+    _refuse(path, missing, unexpected, wrong)
+    state = {key: _load(entry, key, path) for key, entry in encoder.items()}
+    return config, fold(state, config)
+
+
+def _bare(key: str) -> str:
+    while key.startswith(WRAPPER_PREFIXES):
+        key = key.split(".", 1)[1]
+    return key
+
+
+def _refuse(path: Path, missing: list[str], unexpected: list[str], wrong: list[str]) -> None:
+    lines = []
+    for what, keys in (("missing", missing), ("unexpected", unexpected), ("mis-shaped", wrong)):
+        if keys:
+            more = f"\n    ... and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+            lines.append(f"  {len(keys)} {what}:\n    " + "\n    ".join(keys[:SHOWN]) + more)
+    if lines:
+        raise CheckpointError(
+            f"{path}: not an OpenPhenom checkpoint; it needs the published keys {ENCODER_PREFIX}*\n"
+            + "\n".join(lines)
+        )
+
+
+def _load(entry: _Entry, key: str, path: Path) -> torch.Tensor:
+    value, name = entry.load(), ENCODER_PREFIX + key
+    if not value.is_floating_point():
+        raise CheckpointError(f"{path}: {name} is {value.dtype}; weights must be floating-point numbers")
+    value = value.to(torch.float32)
+    if not torch.isfinite(value).all():
+        raise CheckpointError(f"{path}: {name} holds NaN or infinite weights; the file cannot be used")
+    return value
+
+
+def _infer(encoder: Mapping[str, _Entry], path: Path) -> OpenPhenomConfig:
+    """Read the size of the encoder from the shapes; OpenPhenom-S/16 stands in where a key is missing.
+
+    The stand-ins only serve the list of missing keys, which `_extract` raises next.
+    """
+    default = OpenPhenomConfig()
+    dim = _size(encoder, "cls_token", -1, default.dim)
+    patch = _size(encoder, "patch_embed.proj.weight", -1, default.patch_size)
+    mlp = _size(encoder, "blocks.0.mlp_bias", 0, default.mlp_ratio * dim)
+    head = _size(encoder, "blocks.0.q_norm.weight", 0, default.head_dim)
+    numbers = [int(m.group(1)) for key in encoder if (m := re.match(r"blocks\.(\d{1,3})\.", key))]
+    if dim % head or mlp % dim:
+        raise CheckpointError(
+            f"{path}: the shapes contradict each other: tokens {dim} wide, attention heads {head}, "
+            f"hidden layer {mlp}; the file is of another model"
+        )
+    grid, channels = default.grid, default.max_channels
+    if "pos_embed" in encoder:
+        grid, channels = _position_layout(encoder["pos_embed"].load(), path)
+    try:
+        return OpenPhenomConfig(
+            image_size=grid * patch,
+            patch_size=patch,
+            dim=dim,
+            depth=max(numbers) + 1 if numbers else default.depth,
+            heads=dim // head,
+            max_channels=channels,
+            mlp_ratio=mlp // dim,
+        )
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: the shapes are of no possible model: {error}") from error
+
+
+def _size(encoder: Mapping[str, _Entry], key: str, axis: int, default: int) -> int:
+    if key not in encoder or not encoder[key].shape:
+        return default
+    return max(encoder[key].shape[axis], 1)
+
+
+def _position_layout(table: torch.Tensor, path: Path) -> tuple[int, int]:
+    """Return (patches along a side, channels) of a positional code: one square block, repeated.
+
+    A length alone can be read in several ways, so the largest number of equal blocks decides.
+    """
+    if table.ndim == 3 and table.shape[0] == 1 and table.shape[1] > 1:
+        rows = table[0, 1:]
+        for channels in range(MAX_CHANNELS, 0, -1):
+            side = round((len(rows) / channels) ** 0.5)
+            if side and channels * side**2 == len(rows):
+                blocks = rows.reshape(channels, side**2, -1)
+                if torch.equal(blocks, blocks[:1].expand_as(blocks)):
+                    return side, channels
+    raise CheckpointError(
+        f"{path}: {ENCODER_PREFIX}pos_embed has the shape {tuple(table.shape)}; expected (1, 1 + channels x "
+        f"patches, dim) with the same square block of patches for up to {MAX_CHANNELS} channels"
+    )

@@ -1,0 +1,429 @@
+"""The encoder of OpenPhenom-S/16, a channel-agnostic masked auto-encoder (Kraus et al., CVPR 2024).
+
+Comes in: 8-bit images of 1 to 11 channels. Goes out: one vector an image, the mean of the patch tokens after
+the last block. The blocks are the parallel blocks of Dehghani et al. 2023 (arXiv 2302.05442) as timm builds
+them; what is done before and after them is written from the model's description.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import zlib
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from timm.models.vision_transformer import ParallelScalingBlock
+from torch import nn
+from torch.nn import functional
+
+from phenoica.errors import ConfigError, ImageError
+from phenoica.openphenom.tiling import tile_grid, tiles
+
+LAYER_NORM_EPS = 1e-6
+INSTANCE_NORM_EPS = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenPhenomConfig:
+    """The size of an encoder; the defaults are those of OpenPhenom-S/16.
+
+    Parameters
+    ----------
+    image_size
+        Side of a tile in pixels, a multiple of `patch_size`.
+    patch_size
+        Side of a patch in pixels.
+    dim
+        Width of a token; a multiple of `heads`, and of 4 for the positional code.
+    depth
+        Number of blocks.
+    heads
+        Attention heads of a block.
+    max_channels
+        Most channels that an image may have.
+    mlp_ratio
+        Width of a block's hidden layer over `dim`.
+    layer_scale
+        Initial layer scale (a checkpoint brings its own).
+
+    Raises
+    ------
+    ConfigError
+        Naming the value that does not fit.
+    """
+
+    image_size: int = 256
+    patch_size: int = 16
+    dim: int = 384
+    depth: int = 12
+    heads: int = 6
+    max_channels: int = 11
+    mlp_ratio: int = 4
+    layer_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the sizes against each other."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            whole = field.name != "layer_scale"
+            known = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+            if not known or not value > 0:
+                kind = "a whole number above 0" if whole else "a number above 0"
+                raise ConfigError(f"model.{field.name} is {value!r}; it must be {kind}")
+        if self.image_size % self.patch_size:
+            raise ConfigError(
+                f"model.image_size {self.image_size} is no multiple of model.patch_size {self.patch_size}; "
+                "patches must fill a tile exactly"
+            )
+        if self.dim % self.heads or self.dim % 4:
+            raise ConfigError(f"model.dim {self.dim} must be a multiple of 4 and of model.heads {self.heads}")
+
+    @property
+    def grid(self) -> int:
+        """Patches along one side of a tile."""
+        return self.image_size // self.patch_size
+
+    @property
+    def patches(self) -> int:
+        """Patch tokens of one channel (L)."""
+        return self.grid**2
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.dim // self.heads
+
+    @property
+    def mlp_dim(self) -> int:
+        """Width of a block's hidden layer."""
+        return self.mlp_ratio * self.dim
+
+
+def positional_code(config: OpenPhenomConfig) -> np.ndarray:
+    """Return the fixed sine-cosine positions.
+
+    With q = dim / 4 and w_i = 10000^(-i/q), a patch in row r and column c has [sin(r w) | cos(r w) | sin(c w)
+    | cos(c w)]; the block of L patches (row-major) is repeated for every channel; the class token has zeros.
+
+    Returns
+    -------
+    numpy.ndarray
+        (1, 1 + max_channels * L, dim), float32.
+    """
+    quarter = config.dim // 4
+    frequency = 10000.0 ** (-np.arange(quarter) / quarter)
+    angle = np.arange(config.grid)[:, None] * frequency
+    code = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
+    rows, columns = np.repeat(code, config.grid, axis=0), np.tile(code, (config.grid, 1))
+    block = np.concatenate([rows, columns], axis=1)
+    table = np.concatenate([np.zeros((1, config.dim)), np.tile(block, (config.max_channels, 1))])
+    return table[None].astype(np.float32)
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device for `auto` (a GPU when there is one), `cpu` or `cuda`.
+
+    Raises
+    ------
+    ConfigError
+        For another name, or for `cuda` on a machine without a usable GPU.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"embed.device is {name!r}; it must be auto, cpu or cuda")
+    if name == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if name == "cuda":
+        raise ConfigError("embed.device is cuda, but torch sees no GPU; set it to auto or cpu")
+    return torch.device("cpu")
+
+
+class OpenPhenom(nn.Module):
+    """The encoder: 8-bit images in, one float32 vector an image out.
+
+    Every channel goes through one shared patch projection, so any number of channels up to `max_channels`
+    works and their order changes a pooled embedding by rounding alone. Numbers do not depend on what else is
+    in a batch, beyond float32 rounding.
+
+    Parameters
+    ----------
+    config
+        The size of the model. Its weights are timm's defaults until they are loaded or drawn: use
+        `OpenPhenom.random` or `OpenPhenom.from_checkpoint`.
+
+    Notes
+    -----
+    `fc_norm` is part of every published checkpoint and is kept for saving; an embedding never passes through
+    it.
+    """
+
+    def __init__(self, config: OpenPhenomConfig):
+        super().__init__()
+        self.config = config
+        norm = partial(nn.LayerNorm, eps=LAYER_NORM_EPS)
+        patch = config.patch_size
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(1, config.dim, kernel_size=patch, stride=patch)})
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, config.dim))
+        self.register_buffer("pos_embed", torch.from_numpy(positional_code(config)))
+        # With qkv_bias=True old and new timm agree on one bias over the whole fused projection; without it
+        # they add the published `mlp_bias` to different slices (see checkpoint.fold).
+        self.blocks = nn.ModuleList(
+            ParallelScalingBlock(
+                config.dim,
+                config.heads,
+                mlp_ratio=config.mlp_ratio,
+                qkv_bias=True,
+                qk_norm=True,
+                init_values=config.layer_scale,
+                norm_layer=norm,
+            )
+            for _ in range(config.depth)
+        )
+        self.fc_norm = norm(config.dim)
+        self.eval()
+
+    @classmethod
+    def from_checkpoint(cls, path: str | os.PathLike, device: str = "cpu") -> OpenPhenom:
+        """Load `model.safetensors` (real safetensors, or a torch pickle of that name).
+
+        Parameters
+        ----------
+        path
+            The file; a full auto-encoder works, its decoder is left out.
+        device
+            auto, cpu or cuda.
+
+        Raises
+        ------
+        CheckpointError
+            If the file cannot be read or does not hold this model.
+        """
+        from phenoica.openphenom import checkpoint
+
+        config, state = checkpoint.read(path)
+        model = cls(config)
+        model.load_state_dict(state)
+        return model.to(choose_device(device))
+
+    @classmethod
+    def random(cls, config: OpenPhenomConfig, seed: int, device: str = "cpu") -> OpenPhenom:
+        """Draw weights from a seed: a fair untrained network, not a trained model.
+
+        Every matrix keeps the variance of its input (standard normal over sqrt(fan-in)). Patch filters are
+        random band-pass filters, each with its own centre frequency (log-uniform over the patch) and a gain
+        in proportion to it, which undoes the 1/f amplitude of natural images: white filters would all answer
+        to the same few low frequencies. Biases are 0, norms 1, layer scale as in `config`.
+
+        Parameters
+        ----------
+        config
+            The size of the model.
+        seed
+            Non-negative; the same seed gives the same weights on every machine.
+        device
+            auto, cpu or cuda.
+        """
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+            raise ConfigError(f"embed.seed is {seed!r}; it must be a whole number from 0 on")
+        model = cls(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                rng = np.random.default_rng([int(seed), zlib.crc32(name.encode())])
+                parameter.copy_(torch.from_numpy(_draw(name, tuple(parameter.shape), config, rng)))
+        return model.to(choose_device(device))
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the weights as safetensors under the published key names (see `checkpoint.save`)."""
+        from phenoica.openphenom import checkpoint
+
+        checkpoint.save(self, path)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.cls_token.device
+
+    def tokens(self, images: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """Return all tokens after the last block.
+
+        Parameters
+        ----------
+        images
+            uint8 (N, C, image_size, image_size).
+
+        Returns
+        -------
+        torch.Tensor
+            float32 (N, 1 + C * L, dim) on the model's device: the class token, then the patch tokens channel
+            by channel, row-major within a channel.
+
+        Raises
+        ------
+        ImageError
+            If the images have another type or shape.
+        """
+        images = _as_tensor(images)
+        self._check(images)
+        x = self._embed_patches(images.to(self.device))
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    @torch.inference_mode()
+    def embed(
+        self, images: np.ndarray | torch.Tensor, channelwise: bool = False, *, batch_tiles: int = 16
+    ) -> torch.Tensor:
+        """Embed images of the model's size: the mean of the patch tokens; no final norm, no class token.
+
+        Parameters
+        ----------
+        images
+            uint8 (N, C, image_size, image_size).
+        channelwise
+            Average each channel's tokens apart.
+        batch_tiles
+            Images a forward pass.
+
+        Returns
+        -------
+        torch.Tensor
+            float32 on the CPU: (N, dim), or (N, C * dim) channel by channel if `channelwise`.
+
+        Raises
+        ------
+        ImageError
+            If the images have another type or shape, or there is none.
+        """
+        if batch_tiles < 1:
+            raise ConfigError(f"embed.batch_tiles is {batch_tiles}; it must be at least 1")
+        images = _as_tensor(images)
+        self._check(images)
+        parts = []
+        for batch in _batches(images, batch_tiles):
+            patches = self.tokens(batch)[:, 1:]
+            if channelwise:
+                patches = patches.unflatten(1, (batch.shape[1], self.config.patches)).mean(2).flatten(1)
+            else:
+                patches = patches.mean(1)
+            parts.append(patches.cpu())
+        return torch.cat(parts)
+
+    def embed_well(
+        self, image: np.ndarray | torch.Tensor, channelwise: bool = False, *, batch_tiles: int = 16
+    ) -> torch.Tensor:
+        """Embed one image of any size: the mean over its non-overlapping tiles.
+
+        Parameters
+        ----------
+        image
+            uint8 (C, H, W), at least one tile large; what remains beyond whole tiles is left out in equal
+            margins.
+        channelwise
+            Average each channel's tokens apart.
+        batch_tiles
+            Tiles a forward pass.
+
+        Returns
+        -------
+        torch.Tensor
+            float32 on the CPU: (dim,), or (C * dim,) if `channelwise`.
+
+        Raises
+        ------
+        ImageError
+            If the image has another type or shape, or is smaller than a tile.
+        """
+        if isinstance(image, torch.Tensor):
+            image = image.cpu().numpy()
+        if np.ndim(image) != 3:
+            raise ImageError(f"expected the axes channel, row, column; found the shape {np.shape(image)}")
+        cut = tiles(image, self.config.image_size)
+        return self.embed(cut, channelwise, batch_tiles=batch_tiles).mean(0)
+
+    def _check(self, images: torch.Tensor) -> None:
+        size, most = self.config.image_size, self.config.max_channels
+        if images.dtype != torch.uint8:
+            raise _wrong_type(images.dtype)
+        if images.ndim != 4:
+            raise ImageError(f"expected the axes image, channel, row, column; found {tuple(images.shape)}")
+        if not images.shape[0]:
+            raise ImageError("there is no image in the batch; leave empty batches out")
+        if not 1 <= images.shape[1] <= most:
+            raise ImageError(f"images have {images.shape[1]} channels; the model takes 1 to {most}")
+        tile_grid(*images.shape[2:], size)  # refuses an image smaller than a tile
+        if tuple(images.shape[2:]) != (size, size):
+            raise ImageError(
+                f"images are {images.shape[2]} x {images.shape[3]} px, the model takes {size} x {size} px; "
+                "embed_well cuts larger images into tiles"
+            )
+
+    def _embed_patches(self, images: torch.Tensor) -> torch.Tensor:
+        """Standardise, project and place the patches; uint8 (N, C, H, W) -> float32 (N, 1 + C * L, dim)."""
+        n, channels, size, _ = images.shape
+        pixels = images.to(torch.float32) / 255
+        pixels = functional.instance_norm(pixels, eps=INSTANCE_NORM_EPS)
+        # The projection of non-overlapping patches is one matrix product, which (unlike a cuDNN convolution)
+        # stays in full float32 on a GPU.
+        patch, grid = self.config.patch_size, self.config.grid
+        pixels = pixels.view(n, channels, grid, patch, grid, patch).permute(0, 1, 2, 4, 3, 5)
+        projection = self.patch_embed["proj"]
+        pixels = pixels.reshape(n, channels * self.config.patches, patch * patch)
+        x = functional.linear(pixels, projection.weight.flatten(1), projection.bias)
+        x = torch.cat([self.cls_token.expand(n, -1, -1), x], dim=1)
+        return x + self.pos_embed[:, : x.shape[1]]
+
+
+def _as_tensor(images: np.ndarray | torch.Tensor) -> torch.Tensor:
+    if isinstance(images, torch.Tensor):
+        return images
+    array = np.asarray(images)
+    if array.dtype != np.uint8:
+        raise _wrong_type(array.dtype)
+    return torch.tensor(np.ascontiguousarray(array))  # a copy: torch warns of arrays that it may not write to
+
+
+def _wrong_type(dtype: np.dtype | torch.dtype) -> ImageError:
+    return ImageError(f"images have the type {dtype}; the model takes 8-bit grey values (uint8), unscaled")
+
+
+def _batches(images: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
+    for start in range(0, len(images), size):
+        yield images[start : start + size]
+
+
+def _draw(
+    name: str, shape: tuple[int, ...], config: OpenPhenomConfig, rng: np.random.Generator
+) -> np.ndarray:
+    """Draw one parameter; float32 of `shape`."""
+    if name == "patch_embed.proj.weight":
+        value = _band_pass_filters(shape[0], config.patch_size, rng)[:, None]
+    elif name == "cls_token":
+        value = 0.02 * rng.standard_normal(shape)
+    elif name.endswith("ls.gamma"):
+        value = np.full(shape, config.layer_scale)
+    elif len(shape) == 1:
+        value = np.full(shape, float("norm" in name and name.endswith("weight")))
+    else:
+        value = rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
+    return value.astype(np.float32)
+
+
+def _band_pass_filters(n: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw `n` random filters, (n, size, size) float64, each band-passed around its own frequency.
+
+    A filter is white noise times a log-normal band (half an octave wide) around f cycles a patch, f
+    log-uniform in [1, size / 2], then scaled to the norm 2 f / size: on an image whose amplitude falls as 1/f
+    all answer alike.
+    """
+    axis = np.fft.fftfreq(size, 1 / size)
+    radius = np.hypot(axis[:, None], axis[None])
+    radius[0, 0] = np.inf  # no filter answers to the mean of a patch
+    centre = np.exp(rng.uniform(0, np.log(size / 2), n))[:, None, None]
+    band = np.exp(-0.5 * (np.log2(radius / centre) / 0.5) ** 2)
+    filters = np.fft.ifft2(np.fft.fft2(rng.standard_normal((n, size, size))) * band).real
+    filters *= 2 * centre / size / np.linalg.norm(filters, axis=(1, 2), keepdims=True)
+    return filters

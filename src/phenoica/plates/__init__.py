@@ -1,0 +1,1 @@
+"""From shards and metadata to a table of wells, control roles and folds."""

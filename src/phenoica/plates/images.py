@@ -1,0 +1,41 @@
+"""One image: JPEG 2000 bytes to a grey uint8 array, refusing whatever would have to be clipped or guessed."""
+
+from __future__ import annotations
+
+import imagecodecs
+import numpy as np
+
+from phenoica.errors import ImageError
+
+
+def decode_image(data: bytes | None) -> np.ndarray:
+    """Decode one JPEG 2000 image.
+
+    Parameters
+    ----------
+    data
+        The bytes of a JP2 file or J2K code stream.
+
+    Returns
+    -------
+    uint8 array (H, W)
+
+    Raises
+    ------
+    ImageError
+        With the reason: empty cell, truncated or damaged, not JPEG 2000, not 8-bit, or more than one sample a pixel.
+        Nothing is clipped or converted.
+    """
+    if not data:
+        raise ImageError("empty jp2 cell")
+    try:
+        image = imagecodecs.jpeg2k_decode(data, numthreads=1)
+    except imagecodecs.Jpeg2kError as error:
+        # the library's own words stay in the reason: a person who looks for the cause needs them
+        kind = "not a JPEG 2000 image" if "not a J2K" in str(error) else "truncated or damaged JPEG 2000"
+        raise ImageError(f"{kind} ({error})") from None
+    if image.ndim != 2:
+        raise ImageError(f"{image.shape[2]} samples a pixel; expected a grey image")
+    if image.dtype != np.uint8:
+        raise ImageError(f"{8 * image.dtype.itemsize}-bit pixels; expected 8-bit (rescale before import)")
+    return image

@@ -1,0 +1,144 @@
+import anndata
+import imagecodecs
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from phenoica import schema
+from phenoica.embed.assemble import assemble
+from phenoica.embed.encoder import load_encoder
+from phenoica.embed.image_measures import measure
+from phenoica.embed.run import embed_shard, plan_reads
+from phenoica.errors import CheckpointError, SchemaError, TooManyBadImages
+from phenoica.openphenom.encoder import OpenPhenom, OpenPhenomConfig
+from phenoica.plates.run import inputs, read_wells, run_plates
+
+
+def run(screen, config=None):
+    """Run plates, embed and assemble; return the AnnData, the quarantine and the folder."""
+    written = screen.write()
+    config = config or written
+    shards, metadata = inputs(config)
+    out = screen.folder / "out"
+    run_plates(shards, metadata, out, config)
+    wells = read_wells(out / "wells.parquet")
+    parts, lists = [], [out / "quarantine.csv"]
+    for unit in sorted(wells["unit"].unique()):
+        parts.append(out / f"shard-{unit}.parquet")
+        lists.append(parts[-1].with_suffix(".quarantine.csv"))
+        embed_shard(wells, unit, shards, parts[-1], lists[-1], config)
+    assemble(wells, parts, lists, out / "embeddings.h5ad", out / "all.csv", config)
+    return anndata.read_h5ad(out / "embeddings.h5ad"), pd.read_csv(out / "all.csv"), out
+
+
+def test_every_well_gets_the_embedding_of_its_own_images(tiny_screen):
+    adata, quarantine, _ = run(tiny_screen)
+    schema.check(adata)
+    assert quarantine.empty
+    assert set(adata.obs_names) == set(tiny_screen.raw)
+    assert (adata.obs["n_tiles"] == 4).all()
+    # an independent path: whole wells, no streaming, straight from the raw pixels
+    model = OpenPhenom.random(OpenPhenomConfig(image_size=32, patch_size=16, dim=24, depth=1, heads=2), seed=0)
+    for well, images in tiny_screen.raw.items():
+        tiles = np.stack([images[:, r : r + 32, c : c + 32] for r in (0, 32) for c in (0, 32)])
+        expected = model.embed(tiles).numpy().mean(axis=0)
+        np.testing.assert_allclose(adata[well].X[0], expected, atol=1e-5)
+        measures = measure(images, [1, 2, 3, 4, 5, 6], dna_channel=1, nucleus_diameter_px=10)
+        assert adata[well].obs["cell_count"].iloc[0] == measures["cell_count"]
+        row = adata[well].obsm["image_measures"].iloc[0]
+        assert all(row[name] == value for name, value in measures.items() if name != "cell_count")
+
+
+def test_the_file_says_what_the_encoder_was(tiny_screen):
+    adata, _, _ = run(tiny_screen)
+    uns = adata.uns["phenoica"]
+    assert "random weights drawn from seed 0" in uns["checkpoint"]
+    assert "not a trained model" in uns["checkpoint"]
+    assert uns["encoder_saw_test_images"] == "no"
+    assert "images: not stated" in uns["licences"]
+
+
+def test_bad_images_are_quarantined_and_the_rest_is_kept(tiny_screen):
+    keys = list(tiny_screen.images)
+    tiny_screen.images[keys[0]] = tiny_screen.images[keys[0]][:50]  # truncated: well 0
+    tiny_screen.images[keys[13]] = b""  # empty cell: well 2
+    adata, quarantine, _ = run(tiny_screen)
+    assert adata.n_obs == 14
+    lost = quarantine.set_index("key")["reason"]
+    assert set(lost.index) == {keys[0], keys[13]}
+    assert "truncated or damaged" in lost[keys[0]]
+    assert lost[keys[13]] == "empty jp2 cell"
+    clean, _, _ = run(type(tiny_screen)(tiny_screen.folder / "clean"))
+    np.testing.assert_allclose(adata.X, clean[adata.obs_names].X, atol=1e-6)
+
+
+def test_too_many_bad_images_stop_the_run(tiny_screen):
+    for key in list(tiny_screen.images)[::3]:
+        tiny_screen.images[key] = b""
+    with pytest.raises(TooManyBadImages, match="empty jp2 cell.*max_bad_fraction|max_bad_fraction.*empty jp2 cell"):
+        run(tiny_screen)
+
+
+def test_image_smaller_than_the_tile_and_mixed_sizes(tiny_screen):
+    keys = list(tiny_screen.images)
+    small = imagecodecs.jpeg2k_encode(np.full((16, 16), 9, np.uint8), reversible=True)
+    for key in keys[:6]:
+        tiny_screen.images[key] = small
+    tiny_screen.images[keys[6]] = imagecodecs.jpeg2k_encode(np.full((96, 64), 9, np.uint8), reversible=True)
+    adata, quarantine, _ = run(tiny_screen)
+    assert adata.n_obs == 14
+    reasons = quarantine.set_index("key")["reason"]
+    assert "smaller than the model's tile of 32" in reasons[keys[0]]
+    assert "differ in size: [(64, 64), (96, 64)]" in reasons[keys[6]]
+
+
+def test_reads_visit_each_row_group_once_own_shard_first():
+    wells = pd.DataFrame({
+        "image_shard": [np.array([1, 2]), np.array([1, 1])], "image_row_group": [np.array([9, 0]), np.array([2, 9])],
+        "image_row": [np.array([5, 0]), np.array([1, 3])],
+    })  # fmt: skip
+    reads = plan_reads(wells, unit=1)
+    assert [(r.shard, r.row_group, r.rows) for r in reads] == [(1, 2, [1]), (1, 9, [5, 3]), (2, 0, [0])]
+
+
+def test_parts_of_two_encoders_do_not_mix(tiny_screen):
+    _, _, out = run(tiny_screen)
+    wells = read_wells(out / "wells.parquet")
+    other = tiny_screen.config(seed=1)
+    embed_shard(wells, 1, inputs(other)[0], out / "shard-1.parquet", out / "shard-1.quarantine.csv", other)
+    parts = [out / "shard-0.parquet", out / "shard-1.parquet"]
+    lists = [out / "quarantine.csv", *(p.with_suffix(".quarantine.csv") for p in parts)]
+    with pytest.raises(SchemaError, match="2 different encoders"):
+        assemble(wells, parts, lists, out / "e.h5ad", out / "q.csv", other)
+    with pytest.raises(SchemaError, match="are in no part and not quarantined"):
+        assemble(wells, parts[:1], lists, out / "e.h5ad", out / "q.csv", other)
+    assert not (out / "e.h5ad").exists()
+
+
+def test_legacy_strings_on_disk(tiny_screen):
+    import h5py
+
+    _, _, out = run(tiny_screen)
+    with h5py.File(out / "embeddings.h5ad") as f:
+        assert f["obs/well_id"].attrs["encoding-type"] == "string-array"
+        assert f["obs/treatment/categories"].attrs["encoding-type"] == "string-array"
+        assert f["X"].dtype == np.float32
+
+
+def test_a_unit_whose_wells_are_all_bad_gives_an_empty_part(tiny_screen):
+    keys = list(tiny_screen.images)
+    config = tiny_screen.config(max_bad_fraction=1.0)
+    for key in keys[:60]:
+        tiny_screen.images[key] = b""
+    adata, quarantine, out = run(tiny_screen, config)
+    assert pq.read_table(out / "shard-0.parquet").num_rows == 0
+    assert adata.n_obs == 16 - 10
+    assert len(quarantine) == 60
+
+
+def test_missing_checkpoint_and_too_many_channels(tiny_screen):
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
+        load_encoder(tiny_screen.config(checkpoint="nowhere.safetensors"), 6)
+    with pytest.raises(CheckpointError, match="12 channels; the model takes at most 11"):
+        load_encoder(tiny_screen.config(), 12)

@@ -1,0 +1,141 @@
+import imagecodecs
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phenoica.errors import ImageError, ShardError
+from phenoica.plates.address import format_address
+from phenoica.plates.images import decode_image
+from phenoica.plates.run import QUARANTINE_COLUMNS, locate, read_wells, run_plates
+from phenoica.plates.shards import find_shards, index_frame, open_shard, parse_key, read_images
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9_.-]{1,12}", fullmatch=True), st.integers(1, 99), st.integers(1, 32), st.integers(1, 48),
+    st.integers(1, 9), st.integers(1, 11),
+)  # fmt: skip
+def test_keys_come_back(experiment, plate, row, column, site, channel):
+    address = format_address(row, column)
+    key = f"{experiment}/Plate{plate}/{address}_s{site}_{channel}"
+    assert parse_key(key) == (experiment, str(plate), address, site, channel)
+
+
+@pytest.mark.parametrize("key", ["", "gene-001/Plate1/AA02", "gene-001/AA02_s1_1", "gene-001/Plate1/A99_s1_1", None])
+def test_unparsable_keys(key):
+    with pytest.raises(ShardError, match="unparsable key"):
+        parse_key(key)
+
+
+def test_plate_folder_without_the_word_plate():
+    assert parse_key("x/BR00117010-13/N09_s5_2", 384) == ("x", "BR00117010-13", "N09", 5, 2)
+
+
+def test_lossless_image_comes_back_and_others_are_refused():
+    image = (np.arange(32 * 32) % 251).astype(np.uint8).reshape(32, 32)
+    data = imagecodecs.jpeg2k_encode(image, reversible=True)
+    np.testing.assert_array_equal(decode_image(data), image)
+    with pytest.raises(ImageError, match="16-bit pixels"):
+        decode_image(imagecodecs.jpeg2k_encode(image.astype(np.uint16) * 100, reversible=True))
+    with pytest.raises(ImageError, match="3 samples a pixel"):
+        decode_image(imagecodecs.jpeg2k_encode(np.dstack([image] * 3), reversible=True))
+    with pytest.raises(ImageError, match="truncated or damaged"):
+        decode_image(data[: len(data) // 2])
+    with pytest.raises(ImageError, match="empty jp2 cell"):
+        decode_image(None)
+    with pytest.raises(ImageError, match="not a JPEG 2000"):
+        decode_image(imagecodecs.png_encode(image))
+
+
+def test_rows_of_a_row_group_and_plain_bytes(tmp_path):
+    path = tmp_path / "s.parquet"
+    pq.write_table(pa.table({"__key__": list("abcd"), "jp2": [b"0", b"1", None, b"3"]}), path, row_group_size=2)
+    shard = open_shard(path)
+    assert read_images(shard, 1, [1, 0]) == [("d", b"3"), ("c", None)]
+    assert read_images(shard, 0, [0, 1]) == [("a", b"0"), ("b", b"1")]
+
+
+def test_what_is_no_shard(tmp_path):
+    (tmp_path / "text.parquet").write_text("hello")
+    with pytest.raises(ShardError, match="not a readable parquet file"):
+        open_shard(tmp_path / "text.parquet")
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
+    with pytest.raises(ShardError, match="expected columns __key__ and jp2"):
+        open_shard(tmp_path / "other.parquet")
+    pq.write_table(pa.table({"__key__": ["a"], "jp2": [1.5]}), tmp_path / "numbers.parquet")
+    with pytest.raises(ShardError, match="column jp2 is double"):
+        open_shard(tmp_path / "numbers.parquet")
+    with pytest.raises(ShardError, match="matches no file"):
+        find_shards(["nothing-*.parquet"], tmp_path)
+
+
+def test_index_of_a_screen_cut_within_a_well(tiny_screen):
+    tiny_screen.write()
+    images, rejected = index_frame(find_shards(["shards/*.parquet"], tiny_screen.folder))
+    assert rejected.empty
+    assert images["key"].tolist() == list(tiny_screen.images)
+    assert images.groupby("well_id")["shard"].nunique().max() == 2
+    assert (images.groupby(["shard", "row_group"])["row"].max() < 10).all()
+
+
+def run(screen):
+    config = screen.write()
+    out = screen.folder / "plates"
+    run_plates(find_shards(["shards/*.parquet"], screen.folder), screen.folder / "metadata.csv", out, config)
+    return read_wells(out / "wells.parquet"), pd.read_csv(out / "quarantine.csv"), out
+
+
+def test_plates_stage_locates_every_image(tiny_screen):
+    wells, quarantine, out = run(tiny_screen)
+    assert quarantine.empty
+    assert len(wells) == 16
+    for _, well in wells.iterrows():
+        assert well["image_channel"].tolist() == [1, 2, 3, 4, 5, 6]
+        assert well["unit"] == well["image_shard"][0]
+        where = zip(well["image_shard"], well["image_row_group"], well["image_row"], strict=True)
+        for channel, (number, group, row) in enumerate(where):
+            shard = open_shard(tiny_screen.folder / f"shards/train-{number}.parquet")
+            image = decode_image(read_images(shard, group, [row])[0][1])
+            np.testing.assert_array_equal(image, tiny_screen.raw[well["well_id"]][channel])
+    units = pd.read_csv(out / "units.csv", dtype=str)
+    assert units.groupby("kind")["name"].apply(list).to_dict() == {
+        "shard": ["0", "1"], "experiment": ["gene-001", "gene-002"], "fold": ["0", "1"],
+    }  # fmt: skip
+
+
+def test_missing_channel_bad_key_orphans_and_duplicates_are_quarantined(tiny_screen, capsys):
+    del tiny_screen.images["gene-001/Plate1/B02_s1_4"]
+    tiny_screen.images["nonsense"] = b""
+    tiny_screen.images["gene-001/Plate1/AF48_s1_1"] = b""  # no metadata
+    tiny_screen.rows.append({**tiny_screen.rows[0], "well_id": "gene-001_1_H10", "address": "H10"})  # no images
+    wells, quarantine, _ = run(tiny_screen)
+    assert "gene-001_1_B02" not in set(wells["well_id"])
+    assert len(wells) == 15
+    reasons = quarantine.groupby("reason")["well_id"].agg(["size", "first"])
+    assert tuple(reasons.loc["missing channel 4 at site 1; the well is left out"]) == (5, "gene-001_1_B02")
+    assert reasons.loc["metadata without images; no shard holds the well", "first"] == "gene-001_1_H10"
+    assert reasons.filter(like="image of a well without metadata", axis=0)["first"].tolist() == ["gene-001_1_AF48"]
+    assert len(reasons.filter(like="unparsable key 'nonsense'", axis=0)) == 1
+    assert "missing channel 4" in capsys.readouterr().err
+
+
+def test_a_repeated_key_is_used_once(tmp_path):
+    for number in (0, 1):
+        pq.write_table(pa.table({"__key__": ["e/Plate1/A01_s1_1"], "jp2": [b"0"]}), tmp_path / f"{number}.parquet")
+    images, rejected = index_frame(find_shards(["*.parquet"], tmp_path))
+    assert images["shard"].tolist() == [0]
+    assert rejected[["well_id", "shard"]].values.tolist() == [["e_1_A01", 1]]
+    assert "duplicate key" in rejected["reason"].iloc[0]
+
+
+def test_sites_are_kept_in_order_and_other_channels_left_aside():
+    wells = pd.DataFrame({"well_id": ["e_1_A01"]})
+    rows = [(f"k{s}{c}", "e_1_A01", s, c, 0, 0, 10 * s + c) for s, c in [(2, 1), (1, 3), (2, 3), (1, 1), (1, 9)]]
+    images = pd.DataFrame(rows, columns=["key", "well_id", "site", "channel", "shard", "row_group", "row"])
+    located, quarantine = locate(wells, images, [3, 1])
+    assert located["image_row"].iloc[0] == [13, 11, 23, 21]
+    assert quarantine.columns.tolist() == list(QUARANTINE_COLUMNS)
+    assert quarantine.empty

@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phenoica.config import fingerprint, load, resolve, schema
+from phenoica.errors import ConfigError
+
+CONFIGS = sorted(Path(__file__).resolve().parents[1].glob("config/*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
+def test_shipped_configurations_are_valid_and_complete(path):
+    assert resolve(load(path)) == load(path)
+
+
+def test_no_demo_value_leaks_into_another_configuration():
+    demo = load(next(p for p in CONFIGS if p.name == "config.yaml"))
+    plain = resolve({"run": "r", "source": "demo"})
+    assert demo["disentangle"]["n_components"] == 16
+    assert plain["disentangle"]["n_components"] == 128
+    assert plain["embed"]["model"]["dim"] == 384
+
+
+def test_mistyped_keys_name_the_nearest_one():
+    with pytest.raises(ConfigError, match="unknown key 'plates.fit_controls_share'; did you mean 'fit_control_share'"):
+        resolve({"run": "r", "source": "demo", "plates": {"fit_controls_share": 0.5}})
+    with pytest.raises(ConfigError, match="unknown key 'sead'; did you mean 'seed'"):
+        resolve({"run": "r", "source": "demo", "sead": 1})
+
+
+def test_all_wrong_values_are_listed_at_once():
+    with pytest.raises(ConfigError) as error:
+        resolve({"run": "a/b", "source": "demo", "qc": {"limit_mads": -1}, "plates": {"folds": "some"}})
+    text = str(error.value)
+    assert "run:" in text and "qc.limit_mads" in text and "plates.folds" in text
+
+
+def test_shards_need_their_inputs():
+    with pytest.raises(ConfigError, match="plates.shards is empty"):
+        resolve({"run": "r", "source": "shards"})
+    with pytest.raises(ConfigError, match="plates.metadata is not set"):
+        resolve({"run": "r", "source": "shards", "plates": {"shards": ["x"]}})
+
+
+@given(st.dictionaries(st.text(max_size=5), st.integers(), max_size=3))
+def test_unknown_top_level_keys_never_pass(extra):
+    extra = {k: v for k, v in extra.items() if k not in schema()["properties"]}
+    if extra:
+        with pytest.raises(ConfigError):
+            resolve({"run": "r", "source": "demo", **extra})
+
+
+def test_files_that_are_no_configuration(tmp_path):
+    with pytest.raises(ConfigError, match="no such config file"):
+        load(tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [1\nb: 2")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load(tmp_path / "bad.yaml")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(ConfigError, match="found list"):
+        load(tmp_path / "list.yaml")
+
+
+def test_fingerprint_follows_the_named_sections_only():
+    a = resolve({"run": "r", "source": "demo"})
+    b = resolve({"run": "r", "source": "demo", "qc": {"limit_mads": 6}})
+    assert fingerprint(a, "embed") == fingerprint(b, "embed")
+    assert fingerprint(a, "qc") != fingerprint(b, "qc")
+    assert fingerprint(a) != fingerprint(b)
+
+
+def test_every_key_of_the_schema_is_described():
+    def walk(node, path):
+        for key, sub in node.get("properties", {}).items():
+            assert "description" in sub or sub.get("type") == "object" or key in ("model",), f"{path}.{key}"
+            walk(sub, f"{path}.{key}")
+
+    walk(schema(), "config")
+    link = Path(__file__).resolve().parents[1] / "workflow/schemas/config.schema.yaml"
+    assert yaml.safe_load(link.read_text()) == schema()

@@ -1,0 +1,98 @@
+import subprocess
+import sys
+
+import anndata
+import numpy as np
+import pandas as pd
+import pytest
+
+from phenoica import files, schema
+from phenoica.errors import SchemaError
+from phenoica.progress import Progress, track
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path):
+    target = tmp_path / "a.txt"
+    files.write_text(target, "old")
+    with pytest.raises(RuntimeError), files.atomic_path(target) as path:
+        path.write_text("half")
+        raise RuntimeError
+    assert target.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_failed_folder_leaves_the_old_folder(tmp_path):
+    target = tmp_path / "d"
+    for text in ("one", "two"):
+        with files.atomic_dir(target) as folder:
+            (folder / f"{text}.txt").write_text(text)
+    assert [p.name for p in target.iterdir()] == ["two.txt"]
+    with pytest.raises(RuntimeError), files.atomic_dir(target):
+        raise RuntimeError
+    assert [p.name for p in target.iterdir()] == ["two.txt"]
+    assert [p.name for p in tmp_path.iterdir()] == ["d"]
+
+
+def test_sha256_of_a_file(tmp_path):
+    (tmp_path / "abc").write_bytes(b"abc")
+    assert files.sha256(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_json_refuses_nan(tmp_path):
+    with pytest.raises(ValueError, match="Out of range float"):
+        files.write_json(tmp_path / "a.json", {"x": float("nan")})
+
+
+def test_importing_the_light_stages_loads_neither_torch_nor_scanpy():
+    modules = "phenoica.cli, phenoica.plates.run, phenoica.qc.run, phenoica.disentangle.views, phenoica.score.run"
+    modules += ", phenoica.report.plate_pages, phenoica.report.score_page, phenoica.report.run_index"
+    code = f"import sys, phenoica, {modules}; assert not {{'torch', 'scanpy'}} & set(sys.modules), 'heavy import'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def adata():
+    n = 3
+    obs = pd.DataFrame({c: ["x"] * n for c in schema.WELL_COLUMNS if c != schema.WELL_ID})
+    obs.index = pd.Index([f"w{i}" for i in range(n)], name=schema.WELL_ID)
+    obs[schema.CONTROL] = obs[schema.CONTROL_ROLE] = "none"
+    result = anndata.AnnData(np.zeros((n, 2), np.float32), obs=obs)
+    result.uns[schema.UNS] = dict.fromkeys(schema.UNS_KEYS, "")
+    return result
+
+
+def test_schema_check_names_what_is_wrong():
+    schema.check(adata())
+    broken = adata()
+    broken.obs["control"] = "positve"
+    with pytest.raises(SchemaError, match="control holds \\['positve'\\]"):
+        schema.check(broken)
+    broken = adata()
+    del broken.obs["row"]
+    with pytest.raises(SchemaError, match="columns row are missing"):
+        schema.check(broken)
+    broken = adata()
+    broken.X[1, 0] = np.nan
+    with pytest.raises(SchemaError, match="not finite in 1 wells, first w1"):
+        schema.check(broken)
+    broken = adata()
+    broken.X = broken.X.astype(np.float64)
+    with pytest.raises(SchemaError, match="float32"):
+        schema.check(broken)
+    broken = adata()
+    del broken.uns[schema.UNS]["checkpoint"]
+    with pytest.raises(SchemaError, match="lacks checkpoint"):
+        schema.check(broken)
+    broken = adata()
+    broken.obs.index = pd.Index(["a", "a", "b"], name=schema.WELL_ID)
+    with pytest.raises(SchemaError, match="'a' stands more than once"):
+        schema.check(broken)
+
+
+def test_progress_prints_plain_lines_outside_a_terminal(capsys):
+    with Progress(4, "embed", every_s=0.0) as progress:
+        for _ in range(4):
+            progress.update()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1].startswith("embed: 2/4 wells, ") and lines[1].endswith("s left")
+    assert lines[-1].startswith("embed: 4/4 wells, ") and "left" not in lines[-1]
+    assert list(track(iter("ab"), 2, "x")) == ["a", "b"]

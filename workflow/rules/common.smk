@@ -1,0 +1,88 @@
+import json
+
+import pandas as pd
+from snakemake.exceptions import WorkflowError
+
+from phenoica.config import RunPaths, fingerprint, resolve
+from phenoica.embed.encoder import RANDOM
+from phenoica.errors import PhenoicaError
+from phenoica.files import sha256
+from phenoica.plates.run import inputs, truth_path
+
+try:
+    CONFIG = resolve(config)
+    SHARDS, METADATA = inputs(CONFIG)
+except PhenoicaError as error:
+    raise WorkflowError(str(error)) from None
+PATHS = RunPaths.of(CONFIG)
+
+
+def log_of(step):
+    """Return the log file of a step; wildcards in the step are filled by Snakemake."""
+    return f"{PATHS.root}/logs/{step}.log"
+
+
+def version(*sections):
+    """Return what a rule's results depend on besides its inputs: package version and config sections."""
+    return fingerprint(CONFIG, "results", "run", *sections)
+
+
+def checkpoint_version():
+    """Return the hash of the user's checkpoint; random weights have none."""
+    path = CONFIG["embed"]["checkpoint"]
+    return path if path == RANDOM else sha256(path)
+
+
+def units(kind):
+    """Return the jobs of a kind (shard, experiment, fold) from units.csv, once `plates` has run."""
+    table = pd.read_csv(checkpoints.plates.get().output.units, dtype=str)
+    return table["name"][table["kind"] == kind].tolist()
+
+
+def get_parts(wildcards):
+    return [PATHS.part(unit) for unit in units("shard")]
+
+
+def get_part_quarantines(wildcards):
+    return [PATHS.part_quarantine(unit) for unit in units("shard")]
+
+
+def get_plate_pages(wildcards):
+    return [PATHS.plate_pages(experiment) for experiment in units("experiment")]
+
+
+def get_fold_scores(wildcards):
+    return [PATHS.score_fold(fold) for fold in units("fold")]
+
+
+def get_fold_decisions(wildcards):
+    return [PATHS.score_fold(fold, "json") for fold in units("fold")]
+
+
+def get_truth(wildcards):
+    path = truth_path(CONFIG)
+    return [] if path is None else path
+
+
+def get_scored(wildcards):
+    """Return the files that need a held-out fold; a run of one experiment has none."""
+    if not units("fold"):
+        return []
+    return [PATHS.disentangled, PATHS.scores("csv"), PATHS.scores("txt"), PATHS.report("score.html")]
+
+
+def summary():
+    """Return the closing words of a run: where the results are, and the score table."""
+    lines = [
+        "",
+        f"AnnData, raw embedding:         {PATHS.embeddings}",
+        f"AnnData, views and components:  {PATHS.disentangled}",
+        f"Pages, start here:              {PATHS.index}",
+        "",
+    ]
+    lines = [line for line in lines if not line.endswith(".h5ad") or Path(line.split()[-1]).exists()]
+    if not PATHS.index.exists():
+        return ""
+    if PATHS.scores("txt").exists():
+        lines.append(PATHS.scores("txt").read_text())
+    return "\n".join(lines)

@@ -1,0 +1,57 @@
+rule resolve_config:
+    output:
+        config=PATHS.config,
+    log:
+        log_of("resolve_config"),
+    conda:
+        "../envs/phenoica.yaml"
+    params:
+        version=version(*CONFIG),
+        config=json.dumps(CONFIG),
+    shell:
+        "phenoica config {params.config:q} --out {output.config:q} 2> {log:q}"
+
+
+if CONFIG["source"] == "demo":
+
+    rule demo:
+        input:
+            config=ancient(PATHS.config),
+        output:
+            shards=PATHS.demo_shards(CONFIG["demo"]["shards"]),
+            metadata=PATHS.demo_metadata,
+            truth=PATHS.demo_truth,
+            pretrain=directory(PATHS.demo / "pretrain"),
+        log:
+            log_of("demo"),
+        conda:
+            "../envs/phenoica.yaml"
+        threads: workflow.cores
+        params:
+            version=version("demo"),
+            out=PATHS.demo,
+        shell:
+            "phenoica demo --config {input.config:q} --out {params.out:q} --workers {threads} 2> {log:q}"
+
+
+checkpoint plates:
+    input:
+        config=ancient(PATHS.config),
+        shards=SHARDS,
+        metadata=METADATA,
+    output:
+        wells=PATHS.plates("wells.parquet"),
+        folds=PATHS.plates("folds.csv"),
+        units=PATHS.plates("units.csv"),
+        design=PATHS.plates("design.csv"),
+        quarantine=PATHS.plates("quarantine.csv"),
+    log:
+        log_of("plates"),
+    conda:
+        "../envs/phenoica.yaml"
+    params:
+        version=version("source", "plates"),
+        out=PATHS.plates("wells.parquet").parent,
+    shell:
+        "phenoica plates --config {input.config:q} --metadata {input.metadata:q} --out {params.out:q}"
+        " {input.shards:q} 2> {log:q}"

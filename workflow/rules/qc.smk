@@ -1,0 +1,16 @@
+rule qc:
+    input:
+        config=ancient(PATHS.config),
+        embeddings=PATHS.embeddings,
+    output:
+        wells=PATHS.qc_wells,
+        plates=PATHS.qc_plates,
+    log:
+        log_of("qc"),
+    conda:
+        "../envs/phenoica.yaml"
+    params:
+        version=version("qc", "plates"),
+    shell:
+        "phenoica qc --config {input.config:q} --embeddings {input.embeddings:q}"
+        " --wells-out {output.wells:q} --plates-out {output.plates:q} 2> {log:q}"

@@ -1,0 +1,42 @@
+rule score_fold:
+    input:
+        config=ancient(PATHS.config),
+        embeddings=PATHS.embeddings,
+        qc_wells=PATHS.qc_wells,
+        folds=PATHS.plates("folds.csv"),
+        states=PATHS.fold("{fold}"),
+        truth=get_truth,
+    output:
+        scores=PATHS.score_fold("{fold}"),
+        decisions=PATHS.score_fold("{fold}", "json"),
+    log:
+        log_of("score_fold_{fold}"),
+    conda:
+        "../envs/phenoica.yaml"
+    params:
+        version=version("score", "disentangle", "qc", "plates", "truth"),
+        truth=lambda wildcards, input: f"--truth '{input.truth}'" if input.truth else "",
+    shell:
+        "phenoica score --config {input.config:q} --fold {wildcards.fold} --embeddings {input.embeddings:q}"
+        " --qc-wells {input.qc_wells:q} --folds {input.folds:q} --states {input.states:q} {params.truth}"
+        " --out {output.scores:q} --decisions {output.decisions:q} 2> {log:q}"
+
+
+rule summarise:
+    input:
+        config=ancient(PATHS.config),
+        scores=get_fold_scores,
+        decisions=get_fold_decisions,
+    output:
+        parquet=PATHS.scores("parquet"),
+        csv=PATHS.scores("csv"),
+        txt=PATHS.scores("txt"),
+    log:
+        log_of("summarise"),
+    conda:
+        "../envs/phenoica.yaml"
+    params:
+        version=version("score", "disentangle"),
+    shell:
+        "phenoica summarise --config {input.config:q} --out-parquet {output.parquet:q}"
+        " --out-csv {output.csv:q} --out-txt {output.txt:q} {input.scores:q} 2> {log:q}"
