@@ -98,6 +98,8 @@ class TinyScreen:
         pd.DataFrame(self.rows).to_csv(self.folder / "metadata.csv", index=False)
         return self.config()
 
+    write_shard = staticmethod(write_shard)
+
     def config(self, **embed) -> dict:
         """Return a resolved configuration of this screen."""
         model = {"image_size": 32, "patch_size": 16, "dim": 24, "depth": 1, "heads": 2}

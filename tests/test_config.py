@@ -81,3 +81,18 @@ def test_every_key_of_the_schema_is_described():
     walk(schema(), "config")
     link = Path(__file__).resolve().parents[1] / "workflow/schemas/config.schema.yaml"
     assert yaml.safe_load(link.read_text()) == schema()
+
+
+def test_the_readme_of_the_configurations_lists_every_key_with_its_default():
+    text = (CONFIGS[0].parent / "README.md").read_text()
+
+    def walk(node, path=""):
+        for key, sub in node["properties"].items():
+            if sub.get("type") == "object":
+                yield from walk(sub, f"{path}{key}.")
+            else:
+                yield f"| `{path}{key}` | `{sub.get('default', 'required')}` |", sub["description"]
+
+    for row, description in walk(schema()):
+        assert row in text, row
+        assert description in text, row

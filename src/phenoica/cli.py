@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,6 +36,7 @@ def _path(help_text: str) -> Any:
 
 def main() -> None:
     """Run the command line; a PhenoicaError prints its message and exits with 1."""
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         app()
     except PhenoicaError as error:
@@ -258,6 +260,81 @@ def summarise(
         folds, [f.with_suffix(".json") for f in folds], out_parquet or paths.scores("parquet"),
         out_csv or paths.scores("csv"), out_txt or paths.scores("txt"), cfg,
     )  # fmt: skip
+
+
+@app.command("report-plates")
+def report_plates(
+    config: Config,
+    experiment: Annotated[str, typer.Option(help="The experiment whose plates get a page.")],
+    embeddings: _path("embeddings.h5ad.") = None,
+    qc_wells: _path("Flags of each well (parquet).") = None,
+    qc_plates: _path("Statistics of each plate (parquet).") = None,
+    plotly: _path("The shared plotly script.") = None,
+    out: _path("Folder of the pages.") = None,
+) -> None:
+    """Write a page for every plate of an experiment."""
+    from phenoica.report.plate_pages import write_experiment
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    write_experiment(
+        embeddings or paths.embeddings, qc_wells or paths.qc_wells, qc_plates or paths.qc_plates, experiment,
+        out or paths.plate_pages(experiment), plotly or paths.report("plotly.min.js"),
+        plate_format=cfg["plates"]["plate_format"], exclude_flagged=cfg["qc"]["exclude_flagged"],
+    )  # fmt: skip
+
+
+@app.command("report-plate-index")
+def report_plate_index(
+    config: Config,
+    embeddings: _path("embeddings.h5ad.") = None,
+    qc_plates: _path("Statistics of each plate (parquet).") = None,
+    out: _path("The page of all plates.") = None,
+    figure: _path("The overview of all plates as SVG.") = None,
+    plotly: _path("The shared plotly script.") = None,
+) -> None:
+    """Write the page of all plates, its figure and the script that the plate pages share."""
+    from phenoica.report import figures, pages
+    from phenoica.report.plate_pages import write_index
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    table = qc_plates or paths.qc_plates
+    write_index(table, embeddings or paths.embeddings, out or paths.report("plates/index.html"))
+    figures.write_plates(table, figure or paths.report("plates.svg"))
+    pages.plotly_script(plotly or paths.report("plotly.min.js"))
+
+
+@app.command("report-scores")
+def report_scores(
+    config: Config,
+    decisions: Annotated[list[Path] | None, typer.Argument(help="What the training side decided, a json a fold.")] = None,
+    scores: _path("The score table (parquet).") = None,
+    summary: _path("The short printed table (txt).") = None,
+    disentangled: _path("disentangled.h5ad.") = None,
+    out: _path("The score page.") = None,
+    figure: _path("The score figure as SVG.") = None,
+) -> None:
+    """Write the score page and its figure."""
+    from phenoica.report import figures, score_page
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    table = scores or paths.scores("parquet")
+    score_page.write(
+        table, decisions or sorted(paths.scores("txt").parent.glob("fold-*.json")), summary or paths.scores("txt"),
+        disentangled or paths.disentangled, out or paths.report("score.html"),
+    )  # fmt: skip
+    figures.write_scores(table, figure or paths.report("score.svg"))
+
+
+@app.command("report-index")
+def report_index(config: Config, out: _path("The run index page.") = None) -> None:
+    """Write the page that links everything; it looks for the files of the run in results/<run>/."""
+    from phenoica.report import run_index
+
+    cfg = load(config)
+    run_index.write(cfg, out or RunPaths.of(cfg).index)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from scipy import ndimage
+from scipy import ndimage, stats
 
 from phenoica.demo import layout, render
 
@@ -123,8 +123,9 @@ def test_texture_axes_change_their_stain_not_the_count(axis, channel):
 
 
 def test_mitochondria_break_and_golgi_spreads():
-    threads, grains = many({"phenotype_mito_fragmentation": -0.4}), many({"phenotype_mito_fragmentation": 0.9})
-    assert np.median([elongation(im[4]) for im in grains]) < 0.85 * np.median([elongation(im[4]) for im in threads])
+    threads, grains = (many({"phenotype_mito_fragmentation": level}, 16) for level in (-0.4, 0.9))
+    test = stats.ttest_ind([elongation(im[4]) for im in grains], [elongation(im[4]) for im in threads])
+    assert test.statistic < 0 and test.pvalue < 1e-4
     compact, spread = many({}), many({"phenotype_golgi_spread": 0.7})
     peak = [np.mean([np.percentile(im[5], 99.7) for im in s]) for s in (compact, spread)]
     assert peak[1] < 0.8 * peak[0]

@@ -1,4 +1,4 @@
-"""Golden weights and inputs, filled by formula (see the golden numbers' README), and where the expected outputs are."""
+"""Golden weights and inputs, filled by formula, and where the expected outputs are."""
 
 import json
 import os
@@ -56,6 +56,20 @@ def encoder_weights(config):
         position = key == "pos_embed"
         state[full] = torch.from_numpy(positional_code(config)) if position else weight(full, shape)
     return state
+
+
+def remembering(model):
+    """Let a model keep the tokens of images it has seen: a full-size pass takes seconds."""
+    compute, seen = model.tokens, {}
+
+    def tokens(images):
+        key = np.asarray(images).tobytes()
+        if key not in seen:
+            seen[key] = compute(images)
+        return seen[key]
+
+    model.tokens = tokens
+    return model
 
 
 def model_of(config, weights):
@@ -136,7 +150,7 @@ def tiny(tiny_weights):
 
 @pytest.fixture(scope="session")
 def full():
-    return model_of(FULL, encoder_weights(FULL))
+    return remembering(model_of(FULL, encoder_weights(FULL)))
 
 
 @pytest.fixture(scope="session")
@@ -150,5 +164,5 @@ def shared_golden():
     """The folder of all golden numbers: below PHENOICA_SHARED, or in ../shared beside the repository."""
     folder = Path(os.environ.get("PHENOICA_SHARED", ROOT.parent / "shared")) / "golden"
     if not (folder / "openphenom_golden.npz").is_file():
-        pytest.skip(f"NO FULL PARITY CHECK: {folder} is absent; set PHENOICA_SHARED (the cut in tests/fixtures ran)")
+        pytest.skip(f"NO FULL PARITY CHECK: no {folder}; set PHENOICA_SHARED (the bundled cut ran)")
     return folder

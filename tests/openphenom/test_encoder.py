@@ -6,6 +6,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from scipy import ndimage
 from torch import nn
 
 from phenoica.errors import ConfigError, ImageError
@@ -60,7 +61,7 @@ def test_bundled_golden_tokens(which, golden, image, tiny):
 
 def test_every_golden_array(shared_golden, image, tiny, full):
     with np.load(shared_golden / "openphenom_golden.npz") as file:
-        expected = {k: v for k, v in file.items() if k.split("_")[0] in ("pooled", "channelwise", "tokens")}
+        expected = {k: v for k, v in file.items() if k.startswith(("pooled_", "channelwise_", "tokens_"))}
         np.testing.assert_array_equal(image("tiny_x6"), file["in_tiny_x6"])
     assert len(expected) == 15
     for name, value in expected.items():
@@ -104,7 +105,10 @@ def _tanh_gelu(model):
         block.mlp_act = nn.GELU("tanh")
 
 
-@pytest.mark.parametrize("mistake", [_bias_on_the_hidden_layer, _no_query_key_norm, _columns_first, _tanh_gelu])
+MISTAKES = [_bias_on_the_hidden_layer, _no_query_key_norm, _columns_first, _tanh_gelu]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_in_the_blocks_are_noticed(mistake, build, tiny_weights, tiny, image, golden):
     model = build(tiny.config, {k: v.clone() for k, v in tiny_weights.items()})
     mistake(model)
@@ -151,7 +155,7 @@ def test_channel_order_permutes_channelwise_blocks_and_leaves_the_pooled_embeddi
     straight = tiny.embed(images, True).reshape(3, 6, -1)
     permuted = tiny.embed(images[:, order], True).reshape(3, 6, -1)
     np.testing.assert_allclose(permuted, straight[:, order], atol=TOLERANCE)
-    assert np.abs(permuted - straight).max() > 1e-2
+    assert (permuted - straight).abs().max() > 1e-2
     np.testing.assert_allclose(tiny.embed(images[:, order]), tiny.embed(images), atol=TOLERANCE)
 
 
@@ -227,20 +231,31 @@ def test_random_weights_have_the_layer_scale_and_variance_that_is_promised():
 
 
 def test_random_weights_see_texture():
-    """Two textures of one mean and variance, fine and coarse, are told apart across draws of the texture."""
-    from scipy import ndimage
-
+    """Fine and coarse textures of one mean and variance are told apart on draws that set no threshold."""
     rng = np.random.default_rng(0)
 
     def texture(sigma):
-        noise = ndimage.gaussian_filter(rng.standard_normal((20, 1, 64, 64)), (0, 0, sigma, sigma), mode="wrap")
+        noise = ndimage.gaussian_filter(rng.standard_normal((40, 1, 64, 64)), (0, 0, sigma, sigma), mode="wrap")
         noise /= noise.std(axis=(2, 3), keepdims=True)
         return np.clip(128 + 40 * noise, 0, 255).astype(np.uint8)
 
     model = OpenPhenom.random(OpenPhenomConfig(64, 16, 128, 4, 4), 0)
     fine, coarse = model.embed(texture(1.5)).numpy(), model.embed(texture(2.5)).numpy()
-    axis = fine[:10].mean(0) - coarse[:10].mean(0)
-    assert (fine[10:] @ axis).min() > (coarse[10:] @ axis).max()
+    axis = (fine[:20].mean(0) - coarse[:20].mean(0)) / (fine[:20].var(0) + coarse[:20].var(0))
+    wins = (fine[20:] @ axis)[:, None] > (coarse[20:] @ axis)[None]
+    assert wins.mean() > 0.5 + 3 * np.sqrt(41 / (12 * 20 * 20))  # 3 standard errors of a rank-sum at chance
+
+
+def test_patch_filters_answer_with_unit_variance_to_natural_images():
+    rng = np.random.default_rng(0)
+    frequency = np.hypot(np.fft.fftfreq(512)[:, None], np.fft.fftfreq(512)[None])
+    amplitude = np.where(frequency > 1 / 256, 1 / np.maximum(frequency, 1 / 512), 0)
+    image = np.fft.ifft2(np.fft.fft2(rng.standard_normal((512, 512))) * amplitude).real
+    image /= image.std()
+    filters = encoder._band_pass_filters(64, 16, rng)
+    patches = image.reshape(32, 16, 32, 16).swapaxes(1, 2).reshape(-1, 256)
+    sd = (patches @ filters.reshape(64, -1).T).std(0)
+    assert 0.6 < np.median(sd) < 1.4 and sd.max() < 3 and sd.min() > 0.3
 
 
 # ---- bad input

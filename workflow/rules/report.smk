@@ -1,0 +1,84 @@
+rule plate_pages:
+    input:
+        config=ancient(PATHS.config),
+        embeddings=PATHS.embeddings,
+        qc_wells=PATHS.qc_wells,
+        qc_plates=PATHS.qc_plates,
+        plotly=PATHS.report("plotly.min.js"),
+    output:
+        pages=directory(PATHS.plate_pages("{experiment}")),
+    log:
+        log_of("plate_pages_{experiment}"),
+    conda:
+        "../envs/phenoica.yaml"
+    params:
+        version=version("report", "qc", "plates"),
+    shell:
+        "phenoica report-plates --config {input.config:q} --experiment {wildcards.experiment:q}"
+        " --embeddings {input.embeddings:q} --qc-wells {input.qc_wells:q} --qc-plates {input.qc_plates:q}"
+        " --plotly {input.plotly:q} --out {output.pages:q} 2> {log:q}"
+
+
+rule plate_index:
+    input:
+        config=ancient(PATHS.config),
+        embeddings=PATHS.embeddings,
+        qc_plates=PATHS.qc_plates,
+    output:
+        page=PATHS.report("plates/index.html"),
+        plotly=PATHS.report("plotly.min.js"),
+        figure=report(PATHS.report("plates.svg"), caption="../report/plates.rst", category="Plates"),
+    log:
+        log_of("plate_index"),
+    conda:
+        "../envs/phenoica.yaml"
+    params:
+        version=version("report"),
+    shell:
+        "phenoica report-plate-index --config {input.config:q} --embeddings {input.embeddings:q}"
+        " --qc-plates {input.qc_plates:q} --out {output.page:q} --figure {output.figure:q}"
+        " --plotly {output.plotly:q} 2> {log:q}"
+
+
+rule score_page:
+    input:
+        config=ancient(PATHS.config),
+        scores=PATHS.scores("parquet"),
+        summary=PATHS.scores("txt"),
+        decisions=get_fold_decisions,
+        disentangled=PATHS.disentangled,
+    output:
+        page=PATHS.report("score.html"),
+        figure=report(PATHS.report("score.svg"), caption="../report/score.rst", category="Scores"),
+    log:
+        log_of("score_page"),
+    conda:
+        "../envs/phenoica.yaml"
+    params:
+        version=version("report"),
+    shell:
+        "phenoica report-scores --config {input.config:q} --scores {input.scores:q}"
+        " --summary {input.summary:q} --disentangled {input.disentangled:q} --out {output.page:q}"
+        " --figure {output.figure:q} {input.decisions:q} 2> {log:q}"
+
+
+rule run_index:
+    input:
+        config=PATHS.config,
+        design=PATHS.plates("design.csv"),
+        embeddings=PATHS.embeddings,
+        quarantine=PATHS.quarantine,
+        qc_plates=PATHS.qc_plates,
+        plate_index=PATHS.report("plates/index.html"),
+        plate_pages=get_plate_pages,
+        scored=get_scored,
+    output:
+        page=PATHS.index,
+    log:
+        log_of("run_index"),
+    conda:
+        "../envs/phenoica.yaml"
+    params:
+        version=version(*CONFIG),
+    shell:
+        "phenoica report-index --config {input.config:q} --out {output.page:q} 2> {log:q}"

@@ -1,9 +1,9 @@
 """The design of the demo plates and the true factors of every well, from a seed and nothing else.
 
 `design` gives the strings and integers (who stands where), `factors` the floats (what each well is made of). The
-design copies RxRx3-core: gene experiments of several 1536-well plates, EMPTY_control wells, PLK1 and MTOR with six guides
-and four single cutting guides on every plate, query genes in two experiments. The module is frozen by a hash in its test:
-it was fixed before phenoica scored anything on it, and is never tuned to a score.
+design copies RxRx3-core: gene experiments of several 1536-well plates, EMPTY_control wells, PLK1 and MTOR with six
+guides and four single cutting guides on every plate, query genes in two experiments. The module is frozen by a hash in
+its test: it was fixed before phenoica scored anything on it, and is never tuned to a score.
 """
 
 from __future__ import annotations
@@ -223,7 +223,8 @@ def design(seed: int, part: str = _MAIN) -> pd.DataFrame:
     pandas.DataFrame
         A row a well, ordered by experiment, plate, row and column: well_id, experiment, plate (text), address, row,
         column, edge_distance (int), perturbation (gene, or EMPTY_control), treatment (text), and well_type_label,
-        effect_class (text), experiment_number (int; 101, 102 for pretrain), blocked, out_of_focus, drifted_plate (bool).
+        effect_class (text), experiment_number (int; 101, 102 for pretrain), blocked, out_of_focus and drifted_plate
+        (bool).
 
     Raises
     ------
@@ -321,7 +322,7 @@ def guide_efficacies(seed: int, part: str = _MAIN) -> dict[str, float]:
     guides |= dict.fromkeys(gene_names(part), PARAMETERS["query_guides"])
     table = {NEGATIVE_LABEL: 0.0}
     for i, (gene, n) in enumerate(guides.items()):
-        rng = np.random.default_rng([seed, _STREAM_GUIDES, PARTS.index(part) if gene.startswith("DEMO") else 0, i])
+        rng = np.random.default_rng([seed, _STREAM_GUIDES, 0 if gene in CONTROL_EFFECTS else PARTS.index(part), i])
         values = rng.uniform(PARAMETERS["efficacy_low"], PARAMETERS["efficacy_high"], n)
         if n > 1:
             values[rng.integers(n)] = PARAMETERS["weak_efficacy"]
@@ -400,12 +401,7 @@ def _drawn(wells: pd.DataFrame, seed: int) -> tuple[pd.DataFrame, pd.DataFrame, 
         values["gamma"] += PARAMETERS["plate_gamma_sd"] * rng.normal()
         gain = PARAMETERS["plate_gain_sd"] * rng.normal(size=N_CHANNELS)
         gradient = PARAMETERS["gradient_sd"] * rng.normal()
-        if group[OUT_OF_FOCUS].iloc[0]:
-            values["blur"] += PARAMETERS["out_of_focus_blur"]
-        if group[DRIFTED].iloc[0]:
-            values["blur"] += PARAMETERS["drifted_blur"]
-            values["background_texture"] += PARAMETERS["drifted_background_texture"]
-            bleed = bleed + PARAMETERS["drifted_bleed"]
+        bleed = bleed + _accidents(group.iloc[0], values)
         n = len(group)
         noises.append(rng.normal(size=(n, len(AXES))) * PARAMETERS["well_sd"])
         gains = np.exp(gain + PARAMETERS["well_gain_sd"] * rng.normal(size=(n, N_CHANNELS)))
@@ -416,6 +412,17 @@ def _drawn(wells: pd.DataFrame, seed: int) -> tuple[pd.DataFrame, pd.DataFrame, 
         acquisition = pd.DataFrame(values, index=group.index)
         acquisitions.append(acquisition.assign(**{f"gain_{c + 1}": gains[:, c] for c in range(N_CHANNELS)}))
     return pd.concat(shifts), pd.concat(acquisitions), np.concatenate(noises)
+
+
+def _accidents(well: pd.Series, values: dict[str, float]) -> float:
+    """Add what went wrong on a plate to its acquisition values; return what it adds to the bleed-through."""
+    if well[OUT_OF_FOCUS]:
+        values["blur"] += PARAMETERS["out_of_focus_blur"]
+    if not well[DRIFTED]:
+        return 0.0
+    values["blur"] += PARAMETERS["drifted_blur"]
+    values["background_texture"] += PARAMETERS["drifted_background_texture"]
+    return PARAMETERS["drifted_bleed"]
 
 
 def _experiment_spread(seed: int) -> dict[int, dict[str, float]]:

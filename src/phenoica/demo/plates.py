@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from phenoica.files import atomic_dir, write_csv, write_parquet
 from phenoica.progress import track
 
 ROWS_A_GROUP = 100  # as published; no multiple of six, so wells straddle row groups
-JP2_LEVEL = 35  # dB: about 1.7 kB an image of 128 px, root mean square error 4-5 grey levels
+JP2_LEVEL = 35  # dB: about 1.9 kB an image of 128 px, root mean square error 4-5 grey levels
 SITE = 1
 CELL_TYPE = "HUVEC"
 CHUNK = 12  # wells a process takes at a time
@@ -34,6 +34,8 @@ METADATA_COLUMNS = (
 TRUE_CELL_COUNT = "true_cell_count"
 
 Image = tuple[str, bytes]  # key, JPEG 2000 stream
+Job = tuple[list[str], dict[str, float], int, tuple[int, ...]]  # keys, factors, size, the well's own seed
+Rendered = tuple[list[Image], int]  # images, true cell count
 
 
 def write_demo(
@@ -119,7 +121,7 @@ def _check(size: int, seed: int, n_shards: int, workers: int) -> None:
 
 
 @contextmanager
-def _mapper(workers: int):
+def _mapper(workers: int) -> Iterator[Callable[[list[Job]], Iterator[Rendered]]]:
     """Yield a function that maps `_render` over jobs, in order, here or in `workers` processes."""
     if workers == 1:
         yield lambda jobs: map(_render, jobs)
@@ -129,14 +131,21 @@ def _mapper(workers: int):
         yield lambda jobs: pool.imap(_render, jobs, chunksize=CHUNK)
 
 
-def _render(job: tuple[list[str], dict[str, float], int, tuple[int, ...]]) -> tuple[list[Image], int]:
+def _render(job: Job) -> Rendered:
     """Render and encode one well; the work of a process."""
     keys, factors, size, seed = job
     images, count = render_well(factors, size, seed)
     return list(zip(keys, encode_well(images), strict=True)), count
 
 
-def _write_part(out_dir: Path, part: str, size: int, seed: int, n_shards: int, rendered) -> None:
+def _write_part(
+    out_dir: Path,
+    part: str,
+    size: int,
+    seed: int,
+    n_shards: int,
+    rendered: Callable[[list[Job]], Iterator[Rendered]],
+) -> None:
     """Write shards, metadata and truth of one part."""
     wells = layout.design(seed, part)
     factors = layout.factors(wells, seed, part)
@@ -153,9 +162,7 @@ def truth(wells: pd.DataFrame, factors: pd.DataFrame, counts: list[int]) -> pd.D
     return pd.concat([wells.assign(**{TRUE_CELL_COUNT: np.asarray(counts, np.int64)}), factors], axis=1)
 
 
-def _jobs(
-    wells: pd.DataFrame, factors: pd.DataFrame, size: int, seed: int
-) -> list[tuple[list[str], dict[str, float], int, tuple[int, ...]]]:
+def _jobs(wells: pd.DataFrame, factors: pd.DataFrame, size: int, seed: int) -> list[Job]:
     names = [
         schema.EXPERIMENT,
         schema.PLATE,
@@ -172,7 +179,7 @@ def _jobs(
     return jobs
 
 
-def _images(done: Iterator[tuple[list[Image], int]], counts: list[int]) -> Iterator[Image]:
+def _images(done: Iterator[Rendered], counts: list[int]) -> Iterator[Image]:
     """Yield the images of rendered wells one by one and note each well's cell count."""
     for images, count in done:
         counts.append(count)

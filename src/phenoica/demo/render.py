@@ -1,8 +1,8 @@
 """Draw one well of cells: float factors in, six uint8 images and the true cell count out.
 
 Cells are ellipses that share the field as a warped Voronoi tessellation; every stain is then drawn for all pixels at
-once from a pixel's place inside its cell. Lengths are in pixels of a 128 px field and scaled, so another image side shows
-the same cells. The module is frozen by a hash in its test and is never tuned to a score.
+once from a pixel's place inside its cell. Lengths are in pixels of a 128 px field and scaled, so another image side
+shows the same cells. The module is frozen by a hash in its test and is never tuned to a score.
 """
 
 from __future__ import annotations

@@ -7,20 +7,23 @@ They carry the QC pages, and as a view of their own they show what can be seen w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import fft, ndimage
 
+from phenoica import schema
 from phenoica.errors import ConfigError, ImageError
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 PER_CHANNEL = ("mean", "sd", *(f"p{p:02d}" for p in PERCENTILES), "saturated", "empty", "focus")
-CELL_COUNT = "cell_count"
 
 EMPTY_BLOCK_PX = 8
 EMPTY_SD = 1.0  # grey values
 FOCUS_TILE_PX = 128
+LOWEST_RING = 2  # cycles a tile; below it the window and the illumination rule
 ROUNDING_POWER = 1 / 12  # variance that rounding to whole grey values adds to a pixel
 MIN_SIDE_PX = 16
 
@@ -31,11 +34,11 @@ MIN_CONTRAST = 6.0
 # ... and each of their pixels by this many standard deviations of the background.
 MIN_DEVIATIONS = 4.0
 # The smallest object that counts, as a share of the area of a typical nucleus
-MIN_AREA_SHARE = 0.15
+MIN_AREA_SHARE = 0.2
 
 
 def measure_names(channels: Sequence[int]) -> list[str]:
-    """Return the names of all measures of `channels` but the cell count, in the order in which `measure` gives them."""
+    """Return the names of the measures of `channels` in the order of `measure`, without the cell count."""
     return [f"c{channel}_{name}" for channel in channels for name in PER_CHANNEL]
 
 
@@ -80,7 +83,7 @@ def measure(
     _check(images, channels, dna_channel, nucleus_diameter_px)
     count = count_nuclei(images[channels.index(dna_channel)], nucleus_diameter_px)
     slopes = focus(images)
-    measures = {CELL_COUNT: float(count)}
+    measures = {schema.CELL_COUNT: float(count)}
     for channel, image, slope in zip(channels, images, slopes, strict=True):
         values = (*_grey_values(image), _empty_share(image), float(slope))
         measures.update(zip((f"c{channel}_{name}" for name in PER_CHANNEL), values, strict=True))
@@ -89,13 +92,13 @@ def measure(
 
 def _check(images: np.ndarray, channels: list[int], dna_channel: int, diameter: float) -> None:
     if images.dtype != np.uint8:
-        raise ImageError(f"images have the type {images.dtype}; image measures take 8-bit grey values (uint8)")
+        raise ImageError(f"images have the type {images.dtype}; measures take 8-bit grey values (uint8)")
     if images.ndim != 3 or len(images) != len(channels):
         raise ImageError(
-            f"images have the shape {images.shape}; expected ({len(channels)}, H, W) for the channels {channels}"
+            f"images have the shape {images.shape}; expected ({len(channels)}, H, W) for channels {channels}"
         )
     if min(images.shape[1:]) < MIN_SIDE_PX:
-        raise ImageError(f"images are {images.shape[1]} x {images.shape[2]} px; at least {MIN_SIDE_PX} are needed")
+        raise ImageError(f"images are {images.shape[1]} x {images.shape[2]} px, not at least {MIN_SIDE_PX} px")
     if len(set(channels)) != len(channels):
         raise ConfigError(f"plates.channels {channels} names a channel twice")
     if dna_channel not in channels:
@@ -142,10 +145,11 @@ def focus(images: np.ndarray) -> np.ndarray:
     """Return the slope of the log power spectrum of each channel: the blurrier, the more negative.
 
     The power log-log slope of Bray et al. 2012, here from the averaged spectrum of non-overlapping
-    Hann-windowed tiles of up to 128 px (Welch), averaged over rings of whole frequency from 2 cycles a tile
-    to half the sampling rate, by least squares. Of several tiles every other one is taken, as on a
-    chessboard. The power of rounding to whole grey values (1/12) is added, so the slope is finite everywhere,
-    and 0 for an image of one grey value.
+    Hann-windowed tiles of up to 128 px (Welch; of several tiles every other one, as on a chessboard),
+    averaged over rings of whole frequency from 2 cycles a tile to a quarter of the sampling rate, above which
+    a blurred image holds noise alone. Least squares, every octave with the same weight. The power of rounding
+    to whole grey values (1/12) is added, so the slope is finite everywhere, and 0 for an image of one grey
+    value.
 
     Parameters
     ----------
@@ -157,32 +161,47 @@ def focus(images: np.ndarray) -> np.ndarray:
     numpy.ndarray
         (C,), float64.
     """
-    size = min(FOCUS_TILE_PX, *images.shape[1:])
-    rows, columns = images.shape[1] // size, images.shape[2] // size
-    top, left = (images.shape[1] - rows * size) // 2, (images.shape[2] - columns * size) // 2
-    cut = images[:, top : top + rows * size, left : left + columns * size]
-    cut = cut.reshape(-1, rows, size, columns, size).swapaxes(2, 3)
+    # one channel after the other: its spectra stay in the cache
+    return np.array([_slope(image) for image in images])
+
+
+def _slope(image: np.ndarray) -> float:
+    size = min(FOCUS_TILE_PX, *image.shape)
+    rows, columns = image.shape[0] // size, image.shape[1] // size
+    top, left = (image.shape[0] - rows * size) // 2, (image.shape[1] - columns * size) // 2
+    cut = image[top : top + rows * size, left : left + columns * size]
+    cut = cut.reshape(rows, size, columns, size).swapaxes(1, 2)
     # every other tile, as on a chessboard: half the time for the same slope
-    cut = cut[:, np.indices((rows, columns)).sum(0) % 2 == 0].astype(np.float32)
-    window = np.hanning(size + 2)[1:-1].astype(np.float32)
-    window = np.outer(window, window)
-    cut -= cut.mean(axis=(2, 3), keepdims=True)
-    cut *= window
+    cut = cut[np.indices((rows, columns)).sum(0) % 2 == 0].astype(np.float32)
+    plan = _spectrum_plan(size)
+    cut -= cut.mean(axis=(1, 2), keepdims=True)
+    cut *= plan.window
     spectrum = fft.rfft2(cut)
-    power = (spectrum.real**2 + spectrum.imag**2).mean(axis=1) / np.square(window).sum()
-    ring, ring_size, log_frequency = _rings(size)
-    sums = np.stack([np.bincount(ring, p.ravel(), minlength=len(ring_size)) for p in power])
-    used = slice(2, 2 + len(log_frequency))
-    log_power = np.log(sums[:, used] / ring_size[used] + ROUNDING_POWER)
-    centred = log_frequency - log_frequency.mean()
-    return log_power @ centred / (centred @ centred)
+    power = (spectrum.real**2 + spectrum.imag**2).mean(axis=0) / np.square(plan.window).sum()
+    rings = np.bincount(plan.ring, power.ravel()) / plan.ring_size
+    used = rings[LOWEST_RING : LOWEST_RING + len(plan.slope_weights)]
+    return float(np.log(used + ROUNDING_POWER) @ plan.slope_weights)
 
 
-def _rings(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the ring of every coefficient of a real spectrum, the size of the rings, and log frequency from ring 2 on."""
+class _SpectrumPlan(NamedTuple):
+    """What the focus of every tile of one size shares."""
+
+    window: np.ndarray  # (size, size) float32
+    ring: np.ndarray  # whole frequency of each coefficient of a real spectrum, flat
+    ring_size: np.ndarray  # coefficients of each ring
+    slope_weights: np.ndarray  # the weighted least-squares slope is their product with log power
+
+
+@functools.cache
+def _spectrum_plan(size: int) -> _SpectrumPlan:
+    window = np.hanning(size + 2)[1:-1].astype(np.float32)
     radius = np.hypot(np.fft.fftfreq(size, 1 / size)[:, None], np.arange(size // 2 + 1)[None])
     ring = np.rint(radius).astype(np.intp).ravel()
-    return ring, np.bincount(ring), np.log(np.arange(2, size // 2 + 1))
+    frequency = np.arange(LOWEST_RING, size // 4 + 1)
+    weight = 1 / frequency  # rings are denser at high frequency: this gives every octave the same weight
+    centred = np.log(frequency) - np.average(np.log(frequency), weights=weight)
+    slope_weights = weight * centred / (weight @ centred**2)
+    return _SpectrumPlan(np.outer(window, window), ring, np.bincount(ring), slope_weights)
 
 
 def count_nuclei(image: np.ndarray, diameter_px: float) -> int:
@@ -231,8 +250,8 @@ def _foreground(smooth: np.ndarray, diameter: float) -> np.ndarray:
     background = background[margin:-margin, margin:-margin]
     contrast = smooth - background
     # Otsu alone would halve the noise of a field with few nuclei. Centre and spread of the background come
-    # from the 5th and 25th percentile of a normal distribution, which hold while nuclei cover up to two
-    # thirds of the field.
+    # from the 5th and 25th percentile, as of a normal distribution; both lie in the background while nuclei
+    # cover less than three quarters of the field.
     low, quarter = np.percentile(contrast, (5, 25))
     sd = (quarter - low) / (1.645 - 0.674)
     centre = quarter + 0.674 * sd

@@ -33,6 +33,11 @@ SHOWN = 10
 
 Shape = tuple[int, ...]
 
+# what torch.load raises on files that are damaged or no checkpoint, depending on where the reading ends
+_UNREADABLE = (
+    pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError
+)  # fmt: skip
+
 
 class _Entry(NamedTuple):
     """One tensor of a checkpoint: its shape, and how to read it."""
@@ -193,7 +198,7 @@ def _pickle_entries(path: Path, head: bytes) -> dict[str, _Entry]:
         # safetensors.
         with path.open("rb") as handle:
             content = torch.load(handle, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
+    except _UNREADABLE as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(
             f"{path}: not a torch file of plain tensors, or damaged ({reason}); download it again, or save "
@@ -267,10 +272,11 @@ def _infer(encoder: Mapping[str, _Entry], path: Path) -> OpenPhenomConfig:
     The stand-ins only serve the list of missing keys, which `_extract` raises next.
     """
     default = OpenPhenomConfig()
-    dim = _size(encoder, "cls_token", -1, default.dim)
-    patch = _size(encoder, "patch_embed.proj.weight", -1, default.patch_size)
-    mlp = _size(encoder, "blocks.0.mlp_bias", 0, default.mlp_ratio * dim)
-    head = _size(encoder, "blocks.0.q_norm.weight", 0, default.head_dim)
+    dim = _size(encoder, default.dim, ("cls_token", -1), ("patch_embed.proj.bias", 0), ("fc_norm.weight", 0))
+    patch = _size(encoder, default.patch_size, ("patch_embed.proj.weight", -1))
+    hidden = (("blocks.0.mlp_bias", 0), ("blocks.0.mlp_out_proj.weight", -1))
+    mlp = _size(encoder, default.mlp_ratio * dim, *hidden)
+    head = _size(encoder, default.head_dim, ("blocks.0.q_norm.weight", 0), ("blocks.0.k_norm.weight", 0))
     numbers = [int(m.group(1)) for key in encoder if (m := re.match(r"blocks\.(\d{1,3})\.", key))]
     if dim % head or mlp % dim:
         raise CheckpointError(
@@ -294,10 +300,12 @@ def _infer(encoder: Mapping[str, _Entry], path: Path) -> OpenPhenomConfig:
         raise CheckpointError(f"{path}: the shapes are of no possible model: {error}") from error
 
 
-def _size(encoder: Mapping[str, _Entry], key: str, axis: int, default: int) -> int:
-    if key not in encoder or not encoder[key].shape:
-        return default
-    return max(encoder[key].shape[axis], 1)
+def _size(encoder: Mapping[str, _Entry], default: int, *sources: tuple[str, int]) -> int:
+    """Return the length of an axis of the first of several weights that is there."""
+    for key, axis in sources:
+        if key in encoder and encoder[key].shape:
+            return max(encoder[key].shape[axis], 1)
+    return default
 
 
 def _position_layout(table: torch.Tensor, path: Path) -> tuple[int, int]:

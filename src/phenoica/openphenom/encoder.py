@@ -416,8 +416,9 @@ def _band_pass_filters(n: int, size: int, rng: np.random.Generator) -> np.ndarra
     """Draw `n` random filters, (n, size, size) float64, each band-passed around its own frequency.
 
     A filter is white noise times a log-normal band (half an octave wide) around f cycles a patch, f
-    log-uniform in [1, size / 2], then scaled to the norm 2 f / size: on an image whose amplitude falls as 1/f
-    all answer alike.
+    log-uniform in [1, size / 2], scaled to answer with unit variance to natural images. Taken as of unit
+    variance and power p / k^2 at k cycles a pixel, k from 1/256 to 1/2, these have p = 1 / (2 pi ln 128); a
+    filter of norm 1 then answers with the variance p (size / f)^2.
     """
     axis = np.fft.fftfreq(size, 1 / size)
     radius = np.hypot(axis[:, None], axis[None])
@@ -425,5 +426,5 @@ def _band_pass_filters(n: int, size: int, rng: np.random.Generator) -> np.ndarra
     centre = np.exp(rng.uniform(0, np.log(size / 2), n))[:, None, None]
     band = np.exp(-0.5 * (np.log2(radius / centre) / 0.5) ** 2)
     filters = np.fft.ifft2(np.fft.fft2(rng.standard_normal((n, size, size))) * band).real
-    filters *= 2 * centre / size / np.linalg.norm(filters, axis=(1, 2), keepdims=True)
-    return filters
+    filters /= np.linalg.norm(filters, axis=(1, 2), keepdims=True)
+    return filters * centre / size * np.sqrt(2 * np.pi * np.log(128))

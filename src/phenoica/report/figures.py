@@ -1,0 +1,158 @@
+"""Static figures as SVG: an overview of plates, and scores as dots with intervals.
+
+They stand in the pages, print, and go into `snakemake --report`, which shows one file alone. Colours are
+told apart by people with any colour vision, and every group has a marker of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from phenoica import files, schema
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREY, RED = "#0072b2", "#d55e00", "#666666", "#b00020"
+PLATE_LABELS = 30  # with more experiments their names would overlap
+
+
+def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, np.ndarray]:
+    """Return a figure without a window system (pyplot would start one) and its axes (rows, columns)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharex="col" if columns == 1 else False)
+    for ax in axes.flat:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.tick_params(labelsize=10)
+    return figure, axes
+
+
+def svg(figure: Figure) -> str:
+    """Return a figure as an svg element for a page: no XML header, no date, the same bytes each time."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "phenoica", "svg.fonttype": "path"}):
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    title = getattr(figure, "phenoica_title", "figure")
+    element = text[text.index("<svg") :]
+    return element.replace("<svg ", f'<svg class="static" role="img" aria-label="{title}" ', 1)
+
+
+def write_svg(figure: Figure, out_path: str | os.PathLike) -> None:
+    """Write a figure as an SVG file, atomically and with the same bytes each time."""
+    files.write_text(out_path, '<?xml version="1.0" encoding="utf-8"?>\n' + svg(figure))
+
+
+def plates_figure(plates: pd.DataFrame) -> Figure:
+    """Return the overview of all plates: cell count above, sharpness against the sister plates below.
+
+    Parameters
+    ----------
+    plates
+        Rows of qc/plates.parquet in the order of the table.
+    """
+    figure, axes = _figure(10.5, 4.4, rows=2)
+    figure.phenoica_title = "Cell count and sharpness of every plate; the numbers are in the table"
+    x = np.arange(len(plates))
+    flagged = (plates["flags"] != "").to_numpy()
+    for ax, column, label in (
+        (axes[0, 0], "count_median", "cells,\nmedian well"),
+        (axes[1, 0], "focus_shift", "sharpness, sd\n(− = blurrier)"),
+    ):
+        y = plates[column].to_numpy(dtype=float, na_value=np.nan)
+        for where, colour, marker, size in ((~flagged, BLUE, "o", 34), (flagged, RED, "D", 46)):
+            ax.scatter(x[where], y[where], c=colour, marker=marker, s=size, zorder=3, clip_on=False)
+        ax.set_ylabel(label, fontsize=10)
+        ax.margins(y=0.12)
+        ax.grid(axis="y", color="#e2e2e2")
+    axes[0, 0].set_ylim(bottom=0)
+    axes[1, 0].axhline(0, color=GREY, lw=1)
+    _experiment_ticks(axes, plates[schema.EXPERIMENT].astype(str).to_numpy())
+    return figure
+
+
+def _experiment_ticks(axes: np.ndarray, experiment: np.ndarray) -> None:
+    starts = np.flatnonzero(np.r_[True, experiment[1:] != experiment[:-1]])
+    ends = np.r_[starts[1:], len(experiment)]
+    for ax in axes.flat:
+        for start in starts[1:]:
+            ax.axvline(start - 0.5, color="#c9c9c9", lw=0.8)
+        ax.set_xlim(-0.6, len(experiment) - 0.4)
+    bottom = axes[-1, 0]
+    if len(starts) <= PLATE_LABELS:
+        bottom.set_xticks((starts + ends - 1) / 2, [_shortened(experiment[s]) for s in starts])
+        bottom.tick_params(axis="x", length=0, rotation=0 if len(starts) <= 10 else 60)
+    else:
+        bottom.set_xticks([])
+        bottom.set_xlabel(f"{len(experiment)} plates of {len(starts)} experiments", fontsize=10)
+
+
+def _shortened(text: str, most: int = 16) -> str:
+    # matplotlib reads text between two dollar signs as mathematics
+    return (text if len(text) <= most else text[: most - 1] + "…").replace("$", r"\$")
+
+
+def write_plates(qc_plates: str | os.PathLike, out_path: str | os.PathLike) -> None:
+    """Write the overview of all plates (qc/plates.parquet) as an SVG file that stands alone."""
+    from phenoica.report.plate_pages import sorted_plates
+
+    write_svg(plates_figure(sorted_plates(pd.read_parquet(qc_plates))), out_path)
+
+
+def scores_figure(panels: list[dict]) -> Figure:
+    """Return macro AUROC of views and baselines as dots with intervals, one panel a contrast.
+
+    Parameters
+    ----------
+    panels
+        As from `score_page.panels`: title, and rows with name, kind (view, baseline, null), value, low,
+        high.
+    """
+    names = list(dict.fromkeys(row["name"] for panel in panels for row in panel["rows"]))
+    if not panels:
+        figure, axes = _figure(8, 1.2)
+        axes[0, 0].axis("off")
+        axes[0, 0].text(0.5, 0.5, "No contrast could be scored; the page says why.", ha="center", fontsize=12)
+        return figure
+    columns = min(2, len(panels))
+    n_rows = -(-len(panels) // columns)
+    figure, axes = _figure(5.6 * columns, n_rows * (0.9 + 0.31 * len(names)), n_rows, columns)
+    figure.phenoica_title = "Held-out AUROC of every view and baseline with intervals; the numbers are in the table"
+    rows = [row for panel in panels for row in panel["rows"]]
+    low = min(0.4, *(row["value"] if row["low"] is None else row["low"] for row in rows), 0.5)
+    for ax, panel in zip(axes.flat, panels, strict=False):
+        for row in panel["rows"]:
+            y, (colour, marker) = names.index(row["name"]), STYLES[row["kind"]]
+            if row["low"] is not None:
+                ax.plot([row["low"], row["high"]], [y, y], color=colour, lw=2, solid_capstyle="butt", alpha=0.75)
+            face = colour if row["low"] is not None else "white"
+            ax.plot(row["value"], y, marker, color=colour, mfc=face, ms=8, mew=1.6, clip_on=False)
+        ax.axvline(0.5, color="black", lw=1, ls=(0, (4, 3)), zorder=0)
+        ax.set_xlim(max(low - 0.02, 0.0), 1.0)
+        ax.set_ylim(len(names) - 0.4, -0.6)
+        ax.set_yticks(range(len(names)), [_shortened(n, 24) for n in names])
+        ax.grid(axis="x", color="#e2e2e2")
+        ax.set_title(_shortened(panel["title"], 60), fontsize=11, loc="left")
+        ax.set_xlabel("AUROC (0.5 = no signal)", fontsize=10)
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    return figure
+
+
+STYLES = {"view": (BLUE, "o"), "baseline": (ORANGE, "s"), "null": (GREY, "D")}
+
+
+def write_scores(scores_parquet: str | os.PathLike, out_path: str | os.PathLike) -> None:
+    """Write the figure of macro AUROC (score/scores.parquet) as an SVG file that stands alone."""
+    from phenoica.report.score_page import panels
+
+    write_svg(scores_figure(panels(pd.read_parquet(scores_parquet))), out_path)

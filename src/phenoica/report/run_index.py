@@ -1,0 +1,124 @@
+"""The page a run starts from: where its files and pages are, and what they were made with.
+
+The folder of a run and its configuration come in; index.html goes out. Stages that a run did not reach (one
+experiment has no held-out fold) are named as such.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from phenoica import config as configuration
+from phenoica import schema
+from phenoica.config import RunPaths
+from phenoica.report import pages
+from phenoica.report.score_page import verdict
+
+
+def write(config: Mapping[str, Any], out_path: str | os.PathLike | None = None) -> None:
+    """Write index.html of a run.
+
+    Parameters
+    ----------
+    config
+        The resolved configuration; `config.RunPaths` says where the run's files are.
+    out_path
+        The page; by default index.html in the folder of the run.
+
+    Raises
+    ------
+    SchemaError
+        If embeddings.h5ad was not written by phenoica.
+    """
+    paths = RunPaths.of(config)
+    page = Path(out_path) if out_path is not None else paths.index
+    uns = pages.read_uns(paths.embeddings)
+    plates = pd.read_parquet(paths.qc_plates)
+    scored = paths.scores("txt").exists()
+    summary = paths.scores("txt").read_text(encoding="utf-8") if scored else ""
+    pages.write_page(
+        "run.html",
+        page,
+        title=config["report"]["title"],
+        run=config["run"],
+        demo=config["source"] == "demo",
+        links=[_entry(page, *entry) for entry in _pages(paths)],
+        data=[_entry(page, *entry) for entry in _data(paths)],
+        n_wells=int(plates["n_wells"].sum()),
+        n_plates=len(plates),
+        n_experiments=int(plates[schema.EXPERIMENT].nunique()),
+        n_flagged_plates=int((plates["flags"] != "").sum()),
+        n_acquisition=int(plates["n_acquisition"].sum()),
+        quarantine=quarantine(paths),
+        quarantine_link=pages.link(paths.quarantine, page),
+        verdict=verdict(summary) if scored else "",
+        summary=summary,
+        provenance=provenance(config, uns),
+        settings=list(flatten(config)),
+        sentences=pages.encoder_sentences(uns),
+    )
+
+
+def _pages(paths: RunPaths) -> Iterator[tuple[Path, str, str]]:
+    yield paths.report("plates/index.html"), "All plates", "quality of every plate, with a page for each"
+    yield paths.report("score.html"), "Scores", "held-out AUROC beside every baseline, sparsity, components"
+
+
+def _data(paths: RunPaths) -> Iterator[tuple[Path, str, str]]:
+    yield paths.disentangled, "disentangled.h5ad", "AnnData: every well in the views of the exploration fit"
+    yield paths.embeddings, "embeddings.h5ad", "AnnData: raw embedding and image measures"
+    yield paths.scores("csv"), "scores.csv", "the score table, one row a score"
+    yield paths.plates("wells.parquet"), "wells.parquet", "every well: metadata, controls, image locations"
+    yield paths.plates("folds.csv"), "folds.csv", "the fold of every experiment"
+    yield paths.qc_wells, "qc/wells.parquet", "flags of every well"
+    yield paths.qc_plates, "qc/plates.parquet", "numbers and flags of every plate"
+
+
+def _entry(page: Path, target: Path, name: str, what: str) -> dict[str, Any]:
+    return {
+        "link": pages.link(target, page),
+        "path": str(target),
+        "name": name,
+        "what": what,
+        "exists": target.exists(),
+    }
+
+
+def quarantine(paths: RunPaths) -> dict[str, Any]:
+    """Return how many images and wells were left out, and the reasons with their counts."""
+    table = pd.read_csv(paths.quarantine, dtype=str, keep_default_na=False)
+    reasons = table["reason"].value_counts()
+    return {
+        "n_entries": len(table),
+        "n_wells": int(table.loc[table[schema.WELL_ID] != "", schema.WELL_ID].nunique()),
+        "reasons": [(str(reason), int(n)) for reason, n in reasons.head(10).items()],
+        "n_more": max(len(reasons) - 10, 0),
+    }
+
+
+def provenance(config: Mapping[str, Any], uns: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what the results were made with, as names and texts."""
+    return [
+        ("Encoder", str(uns["checkpoint"])),
+        ("SHA-256 of the checkpoint", str(uns["checkpoint_sha256"]) or "none"),
+        ("Encoder trained on images of these experiments", str(uns["encoder_saw_test_images"])),
+        ("Licences", str(uns["licences"])),
+        ("Seed", str(config["seed"])),
+        ("Fingerprint of the configuration", configuration.fingerprint(config)),
+        ("Version of phenoica that embedded", str(uns["version"])),
+    ]
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every key of a configuration as a dotted name and its value as text."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            yield f"{prefix}{key}", "(not set)" if value is None or value == [] else text

@@ -1,0 +1,176 @@
+"""The features that could explain a score away: position, cell count, image measures.
+
+Metadata, counts and measures of all wells come in, with a mask of the training wells; feature matrices for the probe
+that also scores the views go out. Whatever is estimated (levels, means, scales) is estimated on training wells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from phenoica import schema
+from phenoica.errors import FitError, ScoreError
+
+POSITION_LINEAR = "position_linear"
+CELL_COUNT = "cell_count"
+TRUE_CELL_COUNT = "true_cell_count"  # also the column of the table of true factors
+IMAGE_MEASURES = "image_measures"
+PERMUTED = "permuted"
+BASELINES = (POSITION_LINEAR, CELL_COUNT, TRUE_CELL_COUNT, IMAGE_MEASURES, PERMUTED)
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a probe sees: one row of the score table's `view` column.
+
+    Attributes
+    ----------
+    view
+        Name of the view or baseline.
+    values
+        float64 (n, d), a row a well. Wells with a missing value hold NaN and are reported, never fitted.
+    test_data_used
+        One of `schema.TEST_DATA_USED`.
+    draw
+        Number of the random rotation, else None.
+    """
+
+    view: str
+    values: np.ndarray
+    test_data_used: str = "none"
+    draw: int | None = None
+
+    @property
+    def key(self) -> str:
+        """The name with the draw, e.g. rotation_03."""
+        return self.view if self.draw is None else f"{self.view}_{self.draw:02d}"
+
+
+def position_linear(obs: pd.DataFrame, train: np.ndarray) -> np.ndarray:
+    """Return 0/1 indicators of the plate rows and columns that hold training wells.
+
+    Parameters
+    ----------
+    obs
+        (n,) wells with row and column.
+    train
+        bool (n,).
+
+    Returns
+    -------
+    ndarray
+        float64 (n, rows + columns); a row or column that no training well has is all zero. Indicators are not rescaled:
+        standardising would favour the rare ones.
+    """
+    blocks = []
+    for name in (schema.ROW, schema.COLUMN):
+        values = obs[name].to_numpy()
+        blocks.append(values[:, None] == np.unique(values[train])[None, :])
+    return np.hstack(blocks).astype(np.float64)
+
+
+def standardised(values: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """Centre and scale columns to unit population variance on training wells.
+
+    Parameters
+    ----------
+    values
+        float (n, d); NaN marks a missing value and stays.
+    train
+        bool (n,).
+
+    Returns
+    -------
+    ndarray
+        float64 (n, d). A column that is constant on training wells becomes 0.
+
+    Raises
+    ------
+    FitError
+        If a column has no value in any training well.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    values = np.where(np.isfinite(values), values, np.nan)
+    known = np.isfinite(values[train])
+    if not known.any(axis=0).all():
+        column = int(np.flatnonzero(~known.any(axis=0))[0])
+        raise FitError(f"baseline column {column} has no value in any training well; leave the column out")
+    mean = np.nanmean(values[train], axis=0)
+    deviation = np.nanstd(values[train], axis=0)
+    flat = deviation <= 1e-9 * np.abs(values[train], where=known, out=np.zeros(known.shape)).max(axis=0)
+    return np.where(flat & np.isfinite(values), 0.0, (values - mean) / np.where(flat, 1.0, deviation))
+
+
+def true_cell_count(obs: pd.DataFrame, truth: pd.DataFrame) -> np.ndarray:
+    """Return the true cell count of each well of `obs` (n,), from a table of true factors.
+
+    Parameters
+    ----------
+    obs
+        Wells, indexed by well id.
+    truth
+        Columns well_id and true_cell_count.
+
+    Raises
+    ------
+    ScoreError
+        If a column is missing, a well stands twice, or a well of `obs` has no row.
+    """
+    missing = [c for c in (schema.WELL_ID, TRUE_CELL_COUNT) if c not in truth.columns]
+    if missing:
+        raise ScoreError(f"truth: columns {', '.join(missing)} are missing; name another table or set truth to null")
+    if truth[schema.WELL_ID].duplicated().any():
+        twice = truth[schema.WELL_ID][truth[schema.WELL_ID].duplicated()].iloc[0]
+        raise ScoreError(f"truth: well {twice} stands more than once; keep one row a well")
+    counts = truth.set_index(schema.WELL_ID)[TRUE_CELL_COUNT]
+    absent = obs.index[~obs.index.isin(counts.index)]
+    if len(absent):
+        raise ScoreError(f"truth: {len(absent)} wells have no row, first {absent[0]}; add them or set truth to null")
+    return counts.reindex(obs.index).to_numpy(dtype=np.float64)
+
+
+def baseline_features(
+    obs: pd.DataFrame, train: np.ndarray, measures: pd.DataFrame | None, truth: pd.DataFrame | None
+) -> list[Features]:
+    """Return the features of every baseline these wells allow.
+
+    Parameters
+    ----------
+    obs
+        (n,) wells indexed by well id, with row, column and, when known, cell_count.
+    train
+        bool (n,).
+    measures
+        (n, m) image measures aligned by position, or None.
+    truth
+        Table of true factors, or None.
+
+    Returns
+    -------
+    list of Features
+        position_linear; cell_count, true_cell_count and image_measures where their source exists. A count or measure of
+        which no training well has a value is as good as none.
+    """
+    found = [Features(POSITION_LINEAR, position_linear(obs, train))]
+    if schema.CELL_COUNT in obs.columns and np.isfinite(obs[schema.CELL_COUNT].to_numpy(np.float64)[train]).any():
+        counts = obs[schema.CELL_COUNT].to_numpy(np.float64)
+        found.append(Features(CELL_COUNT, standardised(counts[:, None], train)))
+    if truth is not None:
+        found.append(Features(TRUE_CELL_COUNT, standardised(true_cell_count(obs, truth)[:, None], train)))
+    if measures is not None and measures.shape[1]:
+        values = measures.to_numpy(np.float64)
+        known = np.isfinite(values[train]).any(axis=0)
+        found.append(Features(IMAGE_MEASURES, standardised(values[:, known], train)))
+    return found
+
+
+def permute_within(labels: np.ndarray, plates: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return `labels` (n,) shuffled among the wells of each plate, so that every plate keeps its number of cases."""
+    shuffled = np.array(labels)
+    for plate in np.unique(plates):
+        inside = np.flatnonzero(plates == plate)
+        shuffled[inside] = shuffled[rng.permutation(inside)]
+    return shuffled

@@ -1,0 +1,311 @@
+"""Linear probes: the L1 logistic regression that scores a view, and the L2 one that checks the bases of the views.
+
+Features and labels of training wells come in, weights go out, all in float64. The L1 probe minimises
+mean_i(c_i log(1 + exp(-y_i (w'x_i + b)))) + lambda |w|_1 with class-balanced c_i = n / (2 n_class), free intercept b.
+pca, rotation and ica of one fit differ by an orthogonal matrix, which an L2 penalty cannot see: their L2 probes must
+agree, and if they do not, a basis is wrong or a solver has not converged.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from phenoica.errors import ScoreError
+from phenoica.score.metrics import auroc
+
+MAX_VIOLATION = 1e-4  # of the optimality conditions, relative to lambda, above which a probe is called not converged
+L2_DECISION_LIMIT = 1e-6
+L2_AUROC_LIMIT = 1e-4
+MAX_INNER_GROUPS = 5
+
+# liblinear penalises the intercept too, through a feature of this constant value: by |b| / INTERCEPT_SCALING
+INTERCEPT_SCALING = 1e4
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A fitted linear probe.
+
+    Attributes
+    ----------
+    weights
+        (d,) float64.
+    intercept
+        float.
+    penalty
+        lambda of the L1 probe; the inverse penalty C of the L2 probe.
+    lambda_max
+        The smallest lambda without a non-zero weight; None for L2.
+    converged
+        Whether the optimality conditions hold.
+    """
+
+    weights: np.ndarray
+    intercept: float
+    penalty: float
+    lambda_max: float | None
+    converged: bool
+
+    def decision(self, X: np.ndarray) -> np.ndarray:
+        """Return w'x + b of every row of `X` (n, d), as float64 (n,)."""
+        return np.asarray(X, dtype=np.float64) @ self.weights + self.intercept
+
+
+def lambda_max(X: np.ndarray, labels: np.ndarray) -> float:
+    """Return the smallest lambda at which the balanced L1 probe has no weight.
+
+    At w = 0 the balanced classes weigh alike, so b = 0 and the gradient is a quarter of the difference of class means.
+
+    Parameters
+    ----------
+    X
+        (n, d) float.
+    labels
+        (n,) bool, both classes present.
+    """
+    X, labels = _checked(X, labels)
+    return float(0.25 * np.abs(X[labels].mean(axis=0) - X[~labels].mean(axis=0)).max())
+
+
+def _checked(X: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    X, labels = np.asarray(X, dtype=np.float64), np.asarray(labels).astype(bool)
+    if X.ndim != 2 or X.shape[1] == 0 or len(X) != len(labels):
+        raise ScoreError(f"a probe needs features (n, d) and labels (n,), not {X.shape} and {labels.shape}")
+    if not np.isfinite(X).all():
+        raise ScoreError(f"a probe needs finite features; {(~np.isfinite(X).all(axis=1)).sum()} wells have others")
+    if labels.all() or not labels.any():
+        raise ScoreError("a probe needs cases and references; only one class is in the training wells")
+    return X, labels
+
+
+def fit_l1(X: np.ndarray, labels: np.ndarray, fraction: float) -> Probe:
+    """Fit the L1 probe at lambda = `fraction` x lambda_max of these wells.
+
+    Parameters
+    ----------
+    X
+        (n, d) float, features of training wells, each scaled beforehand; the probe never rescales.
+    labels
+        (n,) bool, true is a case.
+    fraction
+        In (0, 1).
+
+    Returns
+    -------
+    Probe
+        All-zero weights when no feature differs between the classes (lambda_max = 0).
+
+    Raises
+    ------
+    ScoreError
+        On features that are not finite, or labels of one class.
+    """
+    X, labels = _checked(X, labels)
+    largest = lambda_max(X, labels)
+    if largest <= 1e-12 * max(1.0, float(np.abs(X).max())):  # rounding, not a difference of means
+        return Probe(np.zeros(X.shape[1]), 0.0, fraction * largest, largest, True)
+    penalty = fraction * largest
+    # liblinear's own stopping rule can stall at the rounding floor long after the optimum has been reached, so the
+    # optimality conditions decide, not its warning, and longer tries are for those fits that need them.
+    for iterations in (20, 100, 5000):
+        weights, intercept = _liblinear(X, labels, penalty, iterations)
+        converged = violation(X, labels, weights, intercept, penalty) <= MAX_VIOLATION
+        if converged:
+            break
+    return Probe(weights, intercept, penalty, largest, converged)
+
+
+def _liblinear(X: np.ndarray, labels: np.ndarray, penalty: float, iterations: int) -> tuple[np.ndarray, float]:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(
+        l1_ratio=1.0,
+        solver="liblinear",
+        C=1.0 / (len(X) * penalty),  # its loss is a sum, ours a mean
+        class_weight="balanced",
+        intercept_scaling=INTERCEPT_SCALING,
+        tol=1e-6,
+        max_iter=iterations,
+        random_state=0,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # judged by `violation`
+        model.fit(X, labels)
+    return model.coef_[0].astype(np.float64), float(model.intercept_[0])
+
+
+def violation(X: np.ndarray, labels: np.ndarray, weights: np.ndarray, intercept: float, penalty: float) -> float:
+    """Return the largest violation of the L1 probe's optimality conditions, in units of lambda (`penalty`)."""
+    from scipy.special import expit
+
+    X, labels = _checked(X, labels)
+    n, n_case = len(X), labels.sum()
+    balance = np.where(labels, n / (2 * n_case), n / (2 * (n - n_case)))
+    residual = balance * (expit(X @ weights + intercept) - labels) / n
+    gradient = X.T @ residual
+    of_weights = np.where(
+        weights != 0, np.abs(gradient + penalty * np.sign(weights)), np.maximum(np.abs(gradient) - penalty, 0)
+    )
+    # the intercept's own small penalty is part of the solved problem, not an error of the solver
+    of_intercept = max(0.0, abs(float(residual.sum())) - 1.01 * penalty / INTERCEPT_SCALING)
+    return float(max(of_weights.max(), of_intercept) / penalty)
+
+
+def fit_l2(X: np.ndarray, labels: np.ndarray, C: float) -> Probe:
+    """Fit the class-balanced L2 logistic regression, converged tightly enough to compare decisions.
+
+    Minimises mean_i(c_i log-loss_i) + |w|^2 / (2 n C) with a free intercept by Newton's method (scikit-learn), so that
+    C means what it means there.
+
+    Parameters
+    ----------
+    X
+        (n, d) float.
+    labels
+        (n,) bool.
+    C
+        Inverse penalty.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    X, labels = _checked(X, labels)
+    model = LogisticRegression(C=C, class_weight="balanced", solver="newton-cholesky", tol=1e-11, max_iter=200)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        model.fit(X, labels)
+    converged = not any(issubclass(w.category, ConvergenceWarning) for w in caught)
+    return Probe(model.coef_[0].astype(np.float64), float(model.intercept_[0]), C, None, converged)
+
+
+def l2_control(
+    decisions: Mapping[str, Sequence[np.ndarray]], labels: Sequence[np.ndarray] | None = None
+) -> dict[str, Any]:
+    """Compare the L2 decisions of views that differ by a rotation.
+
+    Parameters
+    ----------
+    decisions
+        For each view, a decision vector (n_c,) for each contrast c; the same contrasts in the same order.
+    labels
+        For each contrast bool (n_c,), both classes present; None compares decisions only.
+
+    Returns
+    -------
+    dict
+        max_decision_difference (float; relative for wells whose |decision| exceeds 1),
+        max_auroc_difference (float, or None without labels), holds (bool: at most 1e-6 and 1e-4).
+
+    Raises
+    ------
+    ScoreError
+        With fewer than two views, or different numbers of contrasts.
+    """
+    views = list(decisions)
+    if len(views) < 2 or len({len(decisions[v]) for v in views}) != 1:
+        raise ScoreError("the L2 control compares at least two views on the same contrasts")
+    largest, largest_auroc = 0.0, 0.0
+    for position in range(len(decisions[views[0]])):
+        table = np.stack([np.asarray(decisions[v][position], dtype=np.float64) for v in views])
+        # a held-out well far outside the training cloud has a huge decision, whose rounding is not a wrong basis
+        unit = np.maximum(1.0, np.abs(table).max(axis=0))
+        largest = max(largest, float((np.ptp(table, axis=0) / unit).max()))
+        if labels is not None:
+            largest_auroc = max(largest_auroc, float(np.ptp([auroc(labels[position], row) for row in table])))
+    return {
+        "max_decision_difference": largest,
+        "max_auroc_difference": None if labels is None else largest_auroc,
+        "holds": bool(largest <= L2_DECISION_LIMIT and largest_auroc <= L2_AUROC_LIMIT),
+    }
+
+
+@dataclass(frozen=True)
+class Fraction:
+    """The lambda fractions of one view in one fold.
+
+    Attributes
+    ----------
+    fraction
+        The one with the best inner AUROC: the probe's.
+    sparse_fraction
+        The largest within one standard error of it: where sparsity is measured.
+    rule
+        everywhere, widespread or default (see `InnerSplits`).
+    fractions, auroc, standard_error
+        The path: per fraction the mean inner AUROC over groups and its standard error over groups; empty for default.
+    """
+
+    fraction: float
+    sparse_fraction: float
+    rule: str
+    fractions: tuple[float, ...] = ()
+    auroc: tuple[float, ...] = ()
+    standard_error: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class InnerSplits:
+    """The inner cross-validation of one fold: which wells train and which validate, all inside training experiments.
+
+    Attributes
+    ----------
+    rule
+        everywhere: perturbations of all training experiments; widespread: there are none, so those of the most (at
+        least two) training experiments; default: training has no perturbation in two experiments.
+    perturbations
+        Names of those used.
+    groups
+        For each left-out group of experiments a list of (train positions, train labels, validation positions,
+        validation labels).
+    """
+
+    rule: str
+    perturbations: tuple[str, ...]
+    groups: tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], ...]
+
+
+def choose_fraction(features: np.ndarray, inner: InnerSplits, fractions: Sequence[float]) -> Fraction:
+    """Choose the lambda fraction of a view from training experiments alone.
+
+    Parameters
+    ----------
+    features
+        (n, d) float, one row a well; only the positions in `inner` are read.
+    inner
+        Leave-experiments-out splits inside training.
+    fractions
+        Candidates.
+
+    Returns
+    -------
+    Fraction
+        Perturbations weigh alike within a group of left-out experiments, groups weigh alike. Equal means choose the
+        larger fraction. Under the rule `default` there is nothing to choose on: the middle candidate is taken.
+    """
+    candidates = sorted({float(f) for f in fractions}, reverse=True)
+    if not inner.groups:
+        middle = candidates[len(candidates) // 2]
+        return Fraction(middle, middle, "default")
+    table = np.array([
+        [np.mean([_inner_auroc(features, part, f) for part in group]) for f in candidates] for group in inner.groups
+    ])  # fmt: skip
+    means = table.mean(axis=0)
+    errors = table.std(axis=0, ddof=1) / np.sqrt(len(table)) if len(table) > 1 else np.zeros(len(candidates))
+    best = int(np.argmax(means))
+    sparse = int(np.flatnonzero(means >= means[best] - errors[best])[0])
+    path = tuple(candidates), tuple(means.tolist()), tuple(errors.tolist())
+    return Fraction(candidates[best], candidates[sparse], inner.rule, *path)
+
+
+def _inner_auroc(features: np.ndarray, part: tuple[np.ndarray, ...], fraction: float) -> float:
+    train, train_labels, validation, validation_labels = part
+    probe = fit_l1(features[train], train_labels, fraction)
+    if not probe.weights.any():
+        return 0.5
+    return auroc(validation_labels, probe.decision(features[validation]))

@@ -1,0 +1,159 @@
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from phenoica.disentangle import view
+from phenoica.disentangle.components import (
+    adjust,
+    biology,
+    component_effects,
+    component_table,
+    omega2,
+    reference_omega2,
+)
+from phenoica.errors import ControlsError
+
+RULES = {"alpha": 0.05, "min_omega2": 0.1}
+
+
+def test_omega2_by_hand():
+    values = np.array([[1.0], [2], [3], [5], [6], [7], [9], [9]])
+    groups = np.array(list("aaabbbcc"))
+    between = 3 * (2 - 5.25) ** 2 + 3 * (6 - 5.25) ** 2 + 2 * (9 - 5.25) ** 2
+    within = 2 + 2 + 0
+    mean_square = within / (8 - 3)
+    expected = (between - 2 * mean_square) / (between + within + mean_square)
+    assert omega2(values, groups)[0] == pytest.approx(expected)
+    # and through F: omega2 = (g - 1)(F - 1) / ((g - 1)(F - 1) + n)
+    F = stats.f_oneway(*(values[groups == g, 0] for g in "abc")).statistic
+    assert omega2(values, groups)[0] == pytest.approx(2 * (F - 1) / (2 * (F - 1) + 8))
+
+
+def test_omega2_is_unbiased_where_nothing_is_there_and_zero_where_it_cannot_be_measured():
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((60, 2000))
+    found = omega2(values, np.repeat(np.arange(6), 10))
+    assert found.min() == 0 and found.mean() < 0.03
+    assert (omega2(values, np.zeros(60)) == 0).all()
+    assert (omega2(values, np.arange(60)) == 0).all()
+    assert (omega2(np.ones((60, 1)), np.repeat(np.arange(6), 10)) == 0).all()
+    values = np.repeat(np.arange(6.0), 10)[:, None]
+    assert omega2(values, values[:, 0])[0] == pytest.approx(1)
+
+
+def test_adjust_agrees_with_scipy():
+    p = np.random.default_rng(0).uniform(size=(40, 3)) ** 2
+    for column in range(3):
+        np.testing.assert_allclose(adjust(p)[:, column], stats.false_discovery_control(p[:, column]))
+
+
+def test_effects_by_hand(make_metadata):
+    obs = make_metadata()
+    Z = np.random.default_rng(0).standard_normal((len(obs), 2)) + (obs["experiment"] == "gene-001").to_numpy()[:, None]
+    found = component_effects(Z, obs)
+    assert "EMPTY_control" not in found.perturbations
+    reference = (obs["control_role"] == "reference").to_numpy()
+    frame = pd.DataFrame(Z, index=obs.index)
+    ss_ref = df_ref = 0
+    for _, block in frame[reference].groupby(obs["experiment"][reference]):
+        ss_ref, df_ref = ss_ref + ((block - block.mean()) ** 2).sum(), df_ref + len(block) - 1
+    for i, name in enumerate(found.perturbations):
+        top = weights = ss = df = 0
+        case = obs["perturbation"] == name
+        for experiment in sorted(set(obs["experiment"][case])):
+            here = (obs["experiment"] == experiment).to_numpy()
+            a, b = frame[here & case.to_numpy()], frame[here & reference]
+            w = len(a) * len(b) / (len(a) + len(b))
+            top, weights = top + w * (a.mean() - b.mean()), weights + w
+            ss, df = ss + ((a - a.mean()) ** 2).sum(), df + len(a) - 1
+        np.testing.assert_allclose(found.effect[i], top / weights)
+        assert found.n_case[i] == case.sum()
+    # one experiment: the standard error is Welch's, and so is the p value
+    one = (obs["experiment"] == "gene-000").to_numpy()
+    single = component_effects(Z[one], obs[one])
+    place = list(single.perturbations).index("PLK1")
+    a = Z[one & (obs["perturbation"] == "PLK1").to_numpy()]
+    welch = stats.ttest_ind(a, Z[one & reference], equal_var=False)
+    np.testing.assert_allclose(single.p_values[place], welch.pvalue)
+    np.testing.assert_allclose(single.effect[place] / single.standard_error[place], welch.statistic)
+
+
+def test_effects_do_not_see_batch_shifts(make_metadata):
+    obs = make_metadata()
+    Z = np.random.default_rng(0).standard_normal((len(obs), 3))
+    shift = 1e3 * pd.factorize(obs["experiment"])[0][:, None]
+    np.testing.assert_allclose(component_effects(Z + shift, obs).effect, component_effects(Z, obs).effect, atol=1e-9)
+
+
+def test_biology_is_unbiased(make_metadata):
+    """Also when cases vary more than references and sample sizes are small."""
+    obs = make_metadata(n_experiments=3, n_plates=1)
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal((len(obs), 4000))
+    noise[(obs["perturbation"] == "PLK1").to_numpy()] *= 3
+    squared = component_effects(noise, obs).squared
+    np.testing.assert_allclose(squared.mean(axis=1), 0, atol=4 * (squared.std(axis=1) / np.sqrt(4000)).max())
+    noise[(obs["perturbation"] == "GENE01").to_numpy()] += 2
+    found = component_effects(noise, obs)
+    place = list(found.perturbations).index("GENE01")
+    assert found.squared[place].mean() == pytest.approx(4, rel=0.02)
+    assert biology(noise, obs).mean() == pytest.approx(4 / len(found.perturbations), rel=0.05)
+
+
+def test_p_values_are_uniform_without_effect(make_metadata):
+    obs = make_metadata(n_experiments=3, n_plates=1)
+    p = component_effects(np.random.default_rng(1).standard_normal((len(obs), 3000)), obs).p_values
+    for row in p:
+        assert stats.kstest(row, "uniform").pvalue > 1e-4
+
+
+def test_labels_of_planted_components(make_metadata, make_planted):
+    obs = make_metadata()
+    _, factors = make_planted(obs)
+    mixed = factors[:, 0] + factors[:, 1]
+    Z = np.column_stack([factors, mixed / mixed.std()])
+    table = component_table(Z, obs, view="ica", **RULES)
+    assert list(table["label"]) == ["biology", "batch", "position", "unexplained", "mixed"]
+    assert table["top_perturbation"][0] == "PLK1"
+    assert table["row_omega2"][2] > 0.8 and table["column_omega2"][2] < 0.1 and table["batch_omega2"][1] > 0.8
+    np.testing.assert_allclose(table["kurtosis"], stats.kurtosis(Z, axis=0))
+    np.testing.assert_allclose(table["skew"], stats.skew(Z, axis=0))
+    assert list(table["component"][:2]) == ["ica_000", "ica_001"] and table["draw"].isna().all()
+
+
+def test_ica_separates_what_pca_mixes(make_metadata, make_planted):
+    obs = make_metadata()
+    X, _ = make_planted(obs)
+    labels = component_table(
+        view("ica", n_components=4).fit(X, obs).transform(X, obs, dtype=float), obs, view="ica", **RULES
+    )["label"]
+    assert sorted(labels) == ["batch", "biology", "position", "unexplained"]
+
+
+def test_labels_of_noise_are_unexplained(make_metadata):
+    obs = make_metadata(n_experiments=8, n_plates=3)
+    table = component_table(np.random.default_rng(0).standard_normal((len(obs), 300)), obs, view="ica", **RULES)
+    assert (table["label"] == "biology").sum() == 0
+    assert (table["label"] == "unexplained").mean() > 0.95
+
+
+def test_batch_and_position_are_read_from_reference_controls_only(make_metadata):
+    obs = make_metadata()
+    Z = np.random.default_rng(0).standard_normal((len(obs), 1))
+    before = reference_omega2(Z, obs, "experiment"), reference_omega2(Z, obs, "row")
+    others = (obs["control_role"] != "reference").to_numpy()
+    Z[others] = 10.0 * pd.factorize(obs["experiment"])[0][others, None]
+    assert (reference_omega2(Z, obs, "experiment"), reference_omega2(Z, obs, "row")) == before
+
+
+def test_one_experiment_has_no_batch(make_metadata):
+    obs = make_metadata(n_experiments=1)
+    table = component_table(np.random.default_rng(0).standard_normal((len(obs), 3)), obs, view="ica", **RULES)
+    assert (table["batch_omega2"] == 0).all()
+
+
+def test_no_reference_controls_is_an_error(make_metadata):
+    obs = make_metadata().assign(control_role="fit")
+    with pytest.raises(ControlsError, match="plates.negative_controls"):
+        component_effects(np.ones((len(obs), 1)), obs)

@@ -1,0 +1,213 @@
+import hashlib
+import json
+import subprocess
+import sys
+
+import anndata
+import numpy as np
+import pandas as pd
+import pytest
+
+from phenoica import schema
+from phenoica.disentangle.ica import IcaWarning
+from phenoica.disentangle.run import assemble, fit_fold, fit_views, load_fit, training_experiments
+from phenoica.errors import FitError, SchemaError
+
+
+def hashes(folder):
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*.*")}
+
+
+def read(stage):
+    return np.asarray(anndata.read_h5ad(stage.embeddings).X)
+
+
+def held_out(stage, fold):
+    folds = pd.read_csv(stage.folds)
+    return stage.obs["experiment"].isin(folds.loc[folds["fold"] == fold, "experiment"]).to_numpy()
+
+
+def test_held_out_rows_cannot_change_a_byte(stage, make_config, tmp_path):
+    config = make_config()
+    fit_fold(stage.embeddings, stage.qc, stage.folds, 1, tmp_path / "a", config)
+    expected = hashes(tmp_path / "a")
+    assert {"ica/state.npz", "rotation_02/state.npz", "components.parquet", "fit.json"} <= set(expected)
+    X, test = read(stage), held_out(stage, 1)
+    assert 0 < test.sum() < len(test)
+    rng = np.random.default_rng(5)
+    for replacement in (
+        rng.standard_normal(X[test].shape),
+        np.full(X[test].shape, 3e30),
+        np.zeros(X[test].shape),
+    ):
+        X[test] = replacement
+        stage.write(X)
+        fit_fold(stage.embeddings, stage.qc, stage.folds, 1, tmp_path / "b", config)
+        assert hashes(tmp_path / "b") == expected
+    X[~test] *= 1.01  # the check itself notices training rows
+    stage.write(X)
+    fit_fold(stage.embeddings, stage.qc, stage.folds, 1, tmp_path / "b", config)
+    assert hashes(tmp_path / "b")["pca/state.npz"] != expected["pca/state.npz"]
+
+
+def test_what_a_fold_writes(stage, make_config, tmp_path):
+    config = make_config()
+    fit_fold(stage.embeddings, stage.qc, stage.folds, 0, tmp_path / "fold", config)
+    views, record = load_fit(tmp_path / "fold")
+    assert list(views) == [
+        "raw", "centerscale", "pca", "rotation_00", "rotation_01", "rotation_02", "ica", "tvn", "pca_cs",
+    ]  # fmt: skip
+    assert record["training_experiments"] == ["gene-001", "gene-002", "gene-004", "gene-005"]
+    assert record["n_wells"] == (~held_out(stage, 0)).sum() and record["ica"]["converged"]
+    table = pd.read_parquet(tmp_path / "fold" / "components.parquet")
+    assert table.groupby("view").size().to_dict() == {
+        "raw": 24, "centerscale": 24, "pca": 4, "rotation": 12, "ica": 4, "tvn": 4, "pca_cs": 4,
+    }  # fmt: skip
+    assert sorted(table.loc[table["view"] == "rotation", "draw"].unique()) == [0, 1, 2]
+    np.testing.assert_array_equal(views["ica"].pca_components_, views["pca"].components_)
+    np.testing.assert_array_equal(views["rotation_01"].pca_components_, views["pca"].components_)
+
+
+def test_views_in_memory_are_those_of_the_fold(stage, make_config, tmp_path):
+    config = make_config()
+    fit_fold(stage.embeddings, stage.qc, stage.folds, 2, tmp_path / "fold", config)
+    train = ~held_out(stage, 2)
+    X, obs = read(stage)[train], stage.obs[train]
+    stored, _ = load_fit(tmp_path / "fold")
+    for key, fitted in fit_views(X, obs, config).items():
+        np.testing.assert_array_equal(fitted.transform(X, obs), stored[key].transform(X, obs))
+
+
+def test_ica_without_pca_in_the_list(stage, make_config):
+    config = make_config(disentangle={"views": ["ica", "raw"]})
+    assert list(fit_views(read(stage), stage.obs, config)) == ["ica", "raw"]
+
+
+def test_flagged_wells_leave_the_fit_only_if_asked(stage, make_config, tmp_path):
+    passed = np.ones(len(stage.obs), dtype=bool)
+    passed[::10] = False
+    stage.write_qc(passed)
+    for exclude in (False, True):
+        config = make_config(qc={"exclude_flagged": exclude}, disentangle={"views": ["raw"]})
+        fit_fold(stage.embeddings, stage.qc, stage.folds, 0, tmp_path / "fold", config)
+        views, record = load_fit(tmp_path / "fold")
+        keep = ~held_out(stage, 0) & (passed | (not exclude))
+        assert record["n_wells"] == keep.sum()
+        np.testing.assert_allclose(views["raw"].mean_, read(stage)[keep].astype(float).mean(0))
+
+
+def test_one_training_experiment_is_said(stage, make_config, tmp_path):
+    pd.DataFrame({"experiment": ["gene-000", "gene-001"], "fold": [0, 1]}).to_csv(stage.folds, index=False)
+    with pytest.warns(IcaWarning, match="96 wells"):
+        fit_fold(stage.embeddings, stage.qc, stage.folds, 0, tmp_path / "fold", make_config())
+    assert any("batch omega2 cannot be measured" in w for w in load_fit(tmp_path / "fold")[1]["warnings"])
+
+
+def test_folds_that_do_not_work_are_named(stage, make_config, tmp_path):
+    assert training_experiments(stage.folds, None) == [f"gene-{i:03d}" for i in range(6)]
+    with pytest.raises(FitError, match="no fold 9"):
+        training_experiments(stage.folds, 9)
+    pd.DataFrame({"experiment": ["gene-000"], "fold": [0]}).to_csv(stage.folds, index=False)
+    with pytest.raises(FitError, match="holds every experiment"):
+        training_experiments(stage.folds, 0)
+    pd.DataFrame({"experiment": ["gene-000", "absent"], "fold": [0, 1]}).to_csv(stage.folds, index=False)
+    with pytest.raises(SchemaError, match="absent"):
+        fit_fold(stage.embeddings, stage.qc, stage.folds, None, tmp_path / "fold", make_config())
+
+
+def test_well_without_qc_row_is_named(stage, make_config, tmp_path):
+    qc = pd.read_parquet(stage.qc)
+    qc.iloc[1:].to_parquet(stage.qc)
+    with pytest.raises(SchemaError, match=f"1 wells have no row, first {qc['well_id'][0]}"):
+        fit_fold(stage.embeddings, stage.qc, stage.folds, None, tmp_path / "fold", make_config())
+    assert not (tmp_path / "fold").exists()
+
+
+def test_too_many_components_leave_no_half_result(stage, make_config, tmp_path):
+    with pytest.raises(FitError, match=r"at most 24; lower disentangle\.n_components"):
+        fit_fold(
+            stage.embeddings,
+            stage.qc,
+            stage.folds,
+            0,
+            tmp_path / "fold",
+            make_config(disentangle={"n_components": 128}),
+        )
+    assert not (tmp_path / "fold").exists()
+
+
+def exploration(stage, config, tmp_path):
+    fit_fold(stage.embeddings, stage.qc, stage.folds, None, tmp_path / "exploration", config)
+    assemble(stage.embeddings, stage.qc, tmp_path / "exploration", tmp_path / "disentangled.h5ad", config)
+    return anndata.read_h5ad(tmp_path / "disentangled.h5ad")
+
+
+def test_disentangled_h5ad_has_every_slot_of_the_design(stage, make_config, tmp_path):
+    adata = exploration(stage, make_config(), tmp_path)
+    schema.check(adata)
+    np.testing.assert_array_equal(adata.X, read(stage))
+    X = adata.X.astype(float)
+    X -= X.mean(0)
+    for key, loadings in ((schema.X_PCA, schema.VARM_PCS), (schema.X_ICA, schema.VARM_ICS)):
+        assert adata.obsm[key].shape == (len(X), 4) and adata.varm[loadings].shape == (24, 4)
+        np.testing.assert_allclose(X @ adata.varm[loadings], adata.obsm[key], atol=1e-5)
+    assert adata.obsm[schema.X_TVN].shape == adata.obsm[schema.X_PCA_CS].shape == (len(X), 4)
+    assert list(adata.obsm[schema.IMAGE_MEASURES].columns) == ["c1_mean"]
+    assert list(adata.uns[schema.UNS]["fit_experiments"]) == [f"gene-{i:03d}" for i in range(6)]
+    table = adata.uns[schema.UNS_COMPONENTS]
+    for key, names, label in (
+        (schema.X_BIOLOGY, schema.UNS_BIOLOGY_NAMES, "biology"),
+        (schema.X_BATCH, schema.UNS_BATCH_NAMES, "batch"),
+    ):
+        chosen = (table["label"] == label).to_numpy()
+        assert chosen.sum() == 1 and list(adata.uns[names]) == list(table.index[chosen])
+        np.testing.assert_array_equal(adata.obsm[key], adata.obsm[schema.X_ICA][:, chosen])
+    assert bool(adata.uns[schema.UNS_ICA]["converged"]) and list(adata.uns[schema.UNS_ICA]["seeds"]) == [0]
+    assert (adata.obs[schema.QC_PASS]).all() and set(adata.obs[schema.QC_ACQUISITION]) == {""}
+
+
+def test_no_component_of_a_kind_is_an_array_of_no_columns(stage, make_config, tmp_path):
+    stage.write(np.random.default_rng(0).laplace(size=(len(stage.obs), 6)))
+    adata = exploration(stage, make_config(), tmp_path)
+    assert adata.obsm[schema.X_BATCH].shape == (len(stage.obs), 0)
+    assert len(adata.uns[schema.UNS_BATCH_NAMES]) == 0
+
+
+def test_holdout_experiments_are_transformed_and_not_fitted(stage, make_config, tmp_path):
+    folds = pd.read_csv(stage.folds)
+    folds[folds["experiment"] != "gene-005"].to_csv(stage.folds, index=False)
+    adata = exploration(stage, make_config(), tmp_path)
+    assert "gene-005" not in list(adata.uns[schema.UNS]["fit_experiments"])
+    inside = (adata.obs["experiment"] != "gene-005").to_numpy()
+    np.testing.assert_allclose(adata.obsm[schema.X_ICA][inside].var(0), 1, atol=1e-4)
+    fit = (adata.obs["control_role"] == "fit").to_numpy()
+    np.testing.assert_allclose(adata.obsm[schema.X_PCA_CS][~inside & fit].mean(0), 0, atol=1e-5)
+
+
+def test_flagged_controls_do_not_centre_a_holdout_experiment(stage, make_config, tmp_path):
+    folds = pd.read_csv(stage.folds)
+    folds[folds["experiment"] != "gene-005"].to_csv(stage.folds, index=False)
+    bad = (stage.obs["experiment"] == "gene-005").to_numpy() & (stage.obs["control_role"] == "fit").to_numpy()
+    bad &= np.cumsum(bad) <= 3
+    X = read(stage)
+    X[bad] += 50
+    stage.write(X)
+    stage.write_qc(~bad)
+    adata = exploration(stage, make_config(qc={"exclude_flagged": True}), tmp_path)
+    good = (adata.obs["experiment"] == "gene-005") & (adata.obs["control_role"] == "fit") & ~bad
+    np.testing.assert_allclose(adata.obsm[schema.X_PCA_CS][good.to_numpy()].mean(0), 0, atol=1e-4)
+    assert (adata.obs["control_role"] == "fit").sum() == (stage.obs["control_role"] == "fit").sum()
+
+
+def test_written_json_is_plain(stage, make_config, tmp_path):
+    fit_fold(stage.embeddings, stage.qc, stage.folds, 0, tmp_path / "fold", make_config())
+    for path in (tmp_path / "fold").rglob("*.json"):
+        json.loads(path.read_text(), parse_constant=pytest.fail)
+
+
+def test_import_loads_neither_torch_nor_scanpy_nor_a_solver():
+    code = (
+        "import sys, phenoica.disentangle, phenoica.disentangle.run\n"
+        "print([m for m in ('torch', 'scanpy', 'picard', 'sklearn') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -1,0 +1,58 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from phenoica import schema
+from phenoica.errors import FitError, ScoreError
+from phenoica.score import baselines
+
+
+def test_position_is_one_hot_and_learns_its_places_in_training():
+    obs = pd.DataFrame({schema.ROW: [1, 2, 1, 3], schema.COLUMN: [5, 5, 7, 9]})
+    found = baselines.position_linear(obs, np.array([True, True, True, False]))
+    assert found.tolist() == [[1, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1], [0, 0, 0, 0]]
+
+
+def test_standardised_reads_training_wells_only():
+    train = np.array([True, True, False])
+    found = baselines.standardised(np.array([[1.0, 5.0], [3.0, 5.0], [1e9, 7.0]]), train)
+    assert found[:2].tolist() == [[-1, 0], [1, 0]]
+    assert found[2, 0] == pytest.approx(1e9 - 2) and found[2, 1] == 0
+    missing = baselines.standardised(np.array([[1.0], [np.nan], [3.0]]), np.ones(3, bool))
+    assert np.isnan(missing[1, 0]) and missing[0, 0] == -1
+    with pytest.raises(FitError, match="column 0"):
+        baselines.standardised(np.array([[np.nan], [1.0]]), np.array([True, False]))
+
+
+def test_which_baselines_there_are(screen, truth):
+    adata = screen(n_experiments=2, n_plates=1)
+    train = (adata.obs[schema.EXPERIMENT] == "gene-000").to_numpy()
+    measures = adata.obsm[schema.IMAGE_MEASURES]
+    found = baselines.baseline_features(adata.obs, train, measures, truth(adata))
+    assert [f.view for f in found] == ["position_linear", "cell_count", "true_cell_count", "image_measures"]
+    assert all(f.test_data_used == "none" for f in found)
+    np.testing.assert_allclose(found[3].values[train].std(axis=0), [1, 1, 0])
+    bare = baselines.baseline_features(adata.obs.drop(columns=schema.CELL_COUNT), train, None, None)
+    assert [f.view for f in bare] == ["position_linear"]
+
+
+def test_truth_is_joined_on_the_well_id(screen, truth):
+    obs = screen(n_experiments=2, n_plates=1).obs
+    table = pd.DataFrame({schema.WELL_ID: obs.index, "true_cell_count": np.arange(len(obs))})
+    shuffled = table.sample(frac=1, random_state=0)
+    assert baselines.true_cell_count(obs, shuffled).tolist() == list(range(len(obs)))
+    with pytest.raises(ScoreError, match=obs.index[0]):
+        baselines.true_cell_count(obs, table.iloc[1:])
+    with pytest.raises(ScoreError, match="more than once"):
+        baselines.true_cell_count(obs, pd.concat([table, table.iloc[:1]]))
+    with pytest.raises(ScoreError, match="true_cell_count"):
+        baselines.true_cell_count(obs, table[[schema.WELL_ID]])
+
+
+def test_permuting_keeps_the_cases_of_every_plate():
+    rng = np.random.default_rng(0)
+    plates, labels = np.repeat(np.arange(5), 20), rng.random(100) < 0.3
+    found = baselines.permute_within(labels, plates, rng)
+    assert (found != labels).any()
+    for plate in range(5):
+        assert found[plates == plate].sum() == labels[plates == plate].sum()
