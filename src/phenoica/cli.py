@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from phenoica import __version__
-from phenoica.config import RunPaths, load, resolve
+from phenoica.config import RunPaths, load
 from phenoica.errors import PhenoicaError
 
 app = typer.Typer(
@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="Configuration file (YAML or JSON).")]
+Config = Annotated[str, typer.Option("--config", "-c", help="Configuration file (YAML or JSON), or JSON text.")]
 Fold = Annotated[int, typer.Option(help="Number of the held-out fold.")]
 
 
@@ -59,7 +59,7 @@ def config_verb(
     """Validate a configuration, fill every default and write it as JSON."""
     from phenoica import files
 
-    resolved = resolve(json.loads(source)) if source.lstrip().startswith("{") else load(source)
+    resolved = load(source)
     if out is None:
         print(json.dumps(resolved, indent=2))
     else:
@@ -308,7 +308,7 @@ def report_plate_index(
 @app.command("report-scores")
 def report_scores(
     config: Config,
-    decisions: Annotated[list[Path] | None, typer.Argument(help="What the training side decided, a json a fold.")] = None,
+    decisions: Annotated[list[Path] | None, typer.Argument(help="Decisions of each fold (json).")] = None,
     scores: _path("The score table (parquet).") = None,
     summary: _path("The short printed table (txt).") = None,
     disentangled: _path("disentangled.h5ad.") = None,

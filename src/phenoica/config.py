@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import functools
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,9 +91,11 @@ def _check_sources(config: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{where}: source is 'shards' but plates.metadata is not set; name the metadata file")
 
 
-def load(path: str | os.PathLike) -> dict[str, Any]:
-    """Read a YAML (or JSON) file and resolve it."""
-    path = Path(path)
+def load(source: str | os.PathLike) -> dict[str, Any]:
+    """Read a YAML or JSON file, or JSON text (it starts with a brace), and resolve it."""
+    if isinstance(source, str) and source.lstrip().startswith("{"):
+        return resolve(json.loads(source))
+    path = Path(source)
     if not path.is_file():
         raise ConfigError(f"{path}: no such config file")
     try:

@@ -27,6 +27,12 @@ def version(*sections):
     return fingerprint(CONFIG, "results", "run", *sections)
 
 
+def settings(*sections):
+    """Return, as JSON text, the configuration that a rule's command gets: its own sections, the others at defaults."""
+    chosen = ("run", "results", "source", "seed", *sections)
+    return json.dumps({key: CONFIG[key] for key in CONFIG if key in chosen})
+
+
 def checkpoint_version():
     """Return the hash of the user's checkpoint; random weights have none."""
     path = CONFIG["embed"]["checkpoint"]

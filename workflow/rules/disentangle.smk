@@ -1,6 +1,5 @@
 rule fit_fold:
     input:
-        config=ancient(PATHS.config),
         embeddings=PATHS.embeddings,
         qc_wells=PATHS.qc_wells,
         folds=PATHS.plates("folds.csv"),
@@ -12,15 +11,15 @@ rule fit_fold:
         "../envs/phenoica.yaml"
     params:
         version=version("disentangle", "qc", "plates"),
+        config=settings("disentangle", "qc", "plates"),
     shell:
-        "phenoica disentangle --config {input.config:q} --fold {wildcards.fold}"
+        "phenoica disentangle --config {params.config:q} --fold {wildcards.fold}"
         " --embeddings {input.embeddings:q} --qc-wells {input.qc_wells:q} --folds {input.folds:q}"
         " --out {output.states:q} 2> {log:q}"
 
 
 rule fit_exploration:
     input:
-        config=ancient(PATHS.config),
         embeddings=PATHS.embeddings,
         qc_wells=PATHS.qc_wells,
         folds=PATHS.plates("folds.csv"),
@@ -32,14 +31,14 @@ rule fit_exploration:
         "../envs/phenoica.yaml"
     params:
         version=version("disentangle", "qc", "plates"),
+        config=settings("disentangle", "qc", "plates"),
     shell:
-        "phenoica disentangle --config {input.config:q} --embeddings {input.embeddings:q}"
+        "phenoica disentangle --config {params.config:q} --embeddings {input.embeddings:q}"
         " --qc-wells {input.qc_wells:q} --folds {input.folds:q} --out {output.states:q} 2> {log:q}"
 
 
 rule exploration_views:
     input:
-        config=ancient(PATHS.config),
         embeddings=PATHS.embeddings,
         qc_wells=PATHS.qc_wells,
         states=PATHS.exploration,
@@ -51,6 +50,7 @@ rule exploration_views:
         "../envs/phenoica.yaml"
     params:
         version=version("disentangle", "qc", "plates"),
+        config=settings("disentangle", "qc", "plates"),
     shell:
-        "phenoica views --config {input.config:q} --embeddings {input.embeddings:q}"
+        "phenoica views --config {params.config:q} --embeddings {input.embeddings:q}"
         " --qc-wells {input.qc_wells:q} --states {input.states:q} --out {output.disentangled:q} 2> {log:q}"

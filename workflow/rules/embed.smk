@@ -1,6 +1,5 @@
 rule embed_shard:
     input:
-        config=ancient(PATHS.config),
         wells=PATHS.plates("wells.parquet"),
         shards=SHARDS,
     output:
@@ -14,17 +13,17 @@ rule embed_shard:
     resources:
         gpu=1,
     params:
-        version=version("embed", "licences"),
+        version=version("embed", "plates", "licences"),
+        config=settings("embed", "plates", "licences"),
         checkpoint=checkpoint_version(),
     shell:
-        "phenoica embed --config {input.config:q} --unit {wildcards.unit} --wells {input.wells:q}"
+        "phenoica embed --config {params.config:q} --unit {wildcards.unit} --wells {input.wells:q}"
         " --part {output.part:q} --quarantine {output.quarantine:q} --threads {threads}"
         " {input.shards:q} 2> {log:q}"
 
 
 rule assemble:
     input:
-        config=ancient(PATHS.config),
         wells=PATHS.plates("wells.parquet"),
         plates_quarantine=PATHS.plates("quarantine.csv"),
         parts=get_parts,
@@ -37,8 +36,9 @@ rule assemble:
     conda:
         "../envs/phenoica.yaml"
     params:
-        version=version("embed", "licences"),
+        version=version("embed", "plates", "demo", "licences"),
+        config=settings("embed", "plates", "demo", "licences"),
     shell:
-        "phenoica assemble --config {input.config:q} --wells {input.wells:q}"
+        "phenoica assemble --config {params.config:q} --wells {input.wells:q}"
         " --plates-quarantine {input.plates_quarantine:q} --out {output.embeddings:q}"
         " --quarantine {output.quarantine:q} {input.parts:q} 2> {log:q}"

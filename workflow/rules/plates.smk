@@ -1,13 +1,13 @@
-rule resolve_config:
+rule config:
     output:
         config=PATHS.config,
     log:
-        log_of("resolve_config"),
+        log_of("config"),
     conda:
         "../envs/phenoica.yaml"
     params:
         version=version(*CONFIG),
-        config=json.dumps(CONFIG),
+        config=settings(*CONFIG),
     shell:
         "phenoica config {params.config:q} --out {output.config:q} 2> {log:q}"
 
@@ -15,8 +15,6 @@ rule resolve_config:
 if CONFIG["source"] == "demo":
 
     rule demo:
-        input:
-            config=ancient(PATHS.config),
         output:
             shards=PATHS.demo_shards(CONFIG["demo"]["shards"]),
             metadata=PATHS.demo_metadata,
@@ -29,14 +27,14 @@ if CONFIG["source"] == "demo":
         threads: workflow.cores
         params:
             version=version("demo"),
+            config=settings("demo"),
             out=PATHS.demo,
         shell:
-            "phenoica demo --config {input.config:q} --out {params.out:q} --workers {threads} 2> {log:q}"
+            "phenoica demo --config {params.config:q} --out {params.out:q} --workers {threads} 2> {log:q}"
 
 
 checkpoint plates:
     input:
-        config=ancient(PATHS.config),
         shards=SHARDS,
         metadata=METADATA,
     output:
@@ -50,8 +48,9 @@ checkpoint plates:
     conda:
         "../envs/phenoica.yaml"
     params:
-        version=version("source", "plates"),
+        version=version("plates", "demo"),
+        config=settings("plates", "demo"),
         out=PATHS.plates("wells.parquet").parent,
     shell:
-        "phenoica plates --config {input.config:q} --metadata {input.metadata:q} --out {params.out:q}"
+        "phenoica plates --config {params.config:q} --metadata {input.metadata:q} --out {params.out:q}"
         " {input.shards:q} 2> {log:q}"

@@ -1,6 +1,5 @@
 rule qc:
     input:
-        config=ancient(PATHS.config),
         embeddings=PATHS.embeddings,
     output:
         wells=PATHS.qc_wells,
@@ -11,6 +10,7 @@ rule qc:
         "../envs/phenoica.yaml"
     params:
         version=version("qc", "plates"),
+        config=settings("qc", "plates"),
     shell:
-        "phenoica qc --config {input.config:q} --embeddings {input.embeddings:q}"
+        "phenoica qc --config {params.config:q} --embeddings {input.embeddings:q}"
         " --wells-out {output.wells:q} --plates-out {output.plates:q} 2> {log:q}"

@@ -1,6 +1,5 @@
 rule plate_pages:
     input:
-        config=ancient(PATHS.config),
         embeddings=PATHS.embeddings,
         qc_wells=PATHS.qc_wells,
         qc_plates=PATHS.qc_plates,
@@ -13,15 +12,15 @@ rule plate_pages:
         "../envs/phenoica.yaml"
     params:
         version=version("report", "qc", "plates"),
+        config=settings("report", "qc", "plates"),
     shell:
-        "phenoica report-plates --config {input.config:q} --experiment {wildcards.experiment:q}"
+        "phenoica report-plates --config {params.config:q} --experiment {wildcards.experiment:q}"
         " --embeddings {input.embeddings:q} --qc-wells {input.qc_wells:q} --qc-plates {input.qc_plates:q}"
         " --plotly {input.plotly:q} --out {output.pages:q} 2> {log:q}"
 
 
 rule plate_index:
     input:
-        config=ancient(PATHS.config),
         embeddings=PATHS.embeddings,
         qc_plates=PATHS.qc_plates,
     output:
@@ -33,16 +32,16 @@ rule plate_index:
     conda:
         "../envs/phenoica.yaml"
     params:
-        version=version("report"),
+        version=version("report", "plates"),
+        config=settings("report", "plates"),
     shell:
-        "phenoica report-plate-index --config {input.config:q} --embeddings {input.embeddings:q}"
+        "phenoica report-plate-index --config {params.config:q} --embeddings {input.embeddings:q}"
         " --qc-plates {input.qc_plates:q} --out {output.page:q} --figure {output.figure:q}"
         " --plotly {output.plotly:q} 2> {log:q}"
 
 
 rule score_page:
     input:
-        config=ancient(PATHS.config),
         scores=PATHS.scores("parquet"),
         summary=PATHS.scores("txt"),
         decisions=get_fold_decisions,
@@ -55,16 +54,16 @@ rule score_page:
     conda:
         "../envs/phenoica.yaml"
     params:
-        version=version("report"),
+        version=version("report", "plates"),
+        config=settings("report", "plates"),
     shell:
-        "phenoica report-scores --config {input.config:q} --scores {input.scores:q}"
+        "phenoica report-scores --config {params.config:q} --scores {input.scores:q}"
         " --summary {input.summary:q} --disentangled {input.disentangled:q} --out {output.page:q}"
         " --figure {output.figure:q} {input.decisions:q} 2> {log:q}"
 
 
 rule run_index:
     input:
-        config=PATHS.config,
         design=PATHS.plates("design.csv"),
         embeddings=PATHS.embeddings,
         quarantine=PATHS.quarantine,
@@ -80,5 +79,6 @@ rule run_index:
         "../envs/phenoica.yaml"
     params:
         version=version(*CONFIG),
+        config=settings(*CONFIG),
     shell:
-        "phenoica report-index --config {input.config:q} --out {output.page:q} 2> {log:q}"
+        "phenoica report-index --config {params.config:q} --out {output.page:q} 2> {log:q}"

@@ -1,6 +1,5 @@
 rule score_fold:
     input:
-        config=ancient(PATHS.config),
         embeddings=PATHS.embeddings,
         qc_wells=PATHS.qc_wells,
         folds=PATHS.plates("folds.csv"),
@@ -15,16 +14,16 @@ rule score_fold:
         "../envs/phenoica.yaml"
     params:
         version=version("score", "disentangle", "qc", "plates", "truth"),
-        truth=lambda wildcards, input: f"--truth '{input.truth}'" if input.truth else "",
+        config=settings("score", "disentangle", "qc", "plates", "truth"),
+        truth=lambda wildcards, input: ["--truth", input.truth] if input.truth else [],
     shell:
-        "phenoica score --config {input.config:q} --fold {wildcards.fold} --embeddings {input.embeddings:q}"
-        " --qc-wells {input.qc_wells:q} --folds {input.folds:q} --states {input.states:q} {params.truth}"
+        "phenoica score --config {params.config:q} --fold {wildcards.fold} --embeddings {input.embeddings:q}"
+        " --qc-wells {input.qc_wells:q} --folds {input.folds:q} --states {input.states:q} {params.truth:q}"
         " --out {output.scores:q} --decisions {output.decisions:q} 2> {log:q}"
 
 
 rule summarise:
     input:
-        config=ancient(PATHS.config),
         scores=get_fold_scores,
         decisions=get_fold_decisions,
     output:
@@ -36,7 +35,8 @@ rule summarise:
     conda:
         "../envs/phenoica.yaml"
     params:
-        version=version("score", "disentangle"),
+        version=version("score", "disentangle", "plates", "qc"),
+        config=settings("score", "disentangle", "plates", "qc"),
     shell:
-        "phenoica summarise --config {input.config:q} --out-parquet {output.parquet:q}"
+        "phenoica summarise --config {params.config:q} --out-parquet {output.parquet:q}"
         " --out-csv {output.csv:q} --out-txt {output.txt:q} {input.scores:q} 2> {log:q}"

@@ -58,7 +58,8 @@ def score_fold(
         What no held-out well has touched: fold, training_experiments, test_experiments, fraction_rule (everywhere,
         widespread, default), fraction_perturbations, fractions (view -> fraction, sparse_fraction, rule, path),
         probes (view -> contrast/perturbation -> lambda, lambda_max, non_zero, converged), ranking (view -> biology,
-        batch: component indices from most to least), permuted_view, fit (a copy of the fit's warnings).
+        batch: component indices from most to least), permuted_view, encoder (checkpoint and
+        encoder_saw_test_images of the AnnData), fit (a copy of the fit's warnings).
     config
         A complete configuration.
     truth
@@ -183,6 +184,8 @@ class _Wells:
 
     def __init__(self, adata: anndata.AnnData, folds: pd.DataFrame, config: Mapping[str, Any]):
         self.config = config
+        uns = adata.uns.get(schema.UNS, {})
+        self.encoder = {k: str(uns.get(k, "not stated")) for k in ("checkpoint", "encoder_saw_test_images")}
         batch_key = config["plates"]["batch_key"]
         if batch_key not in adata.obs.columns:
             raise SchemaError(f"obs has no column {batch_key!r}, which plates.batch_key names as the batch")
@@ -213,6 +216,7 @@ class _Wells:
         features.append(Features(PERMUTED, base.values, base.test_data_used))
         rows, decided = scorer.score(features)
         decided["permuted_view"] = base.key
+        decided["encoder"] = self.encoder
         return rows, decided
 
 

@@ -234,11 +234,12 @@ def printed(scores: pd.DataFrame, decided: Sequence[Mapping[str, Any]], config: 
 
 def _heading(total: pd.DataFrame, decided: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[str]:
     experiments = sum(len(record["test_experiments"]) for record in decided)
+    encoder = decided[0]["encoder"]
     return [
         f"Held-out AUROC (.5 = no signal): L1 probe trained on other experiments, {len(decided)} folds over "
         f"{experiments} experiments,",
-        f"{config['score']['confidence']:.0%} intervals over folds. Was the encoder trained on images of the scored "
-        f"experiments: {config['embed']['saw_test_images']}.",
+        f"{config['score']['confidence']:.0%} intervals over folds. Encoder: {encoder['checkpoint']};",
+        f"trained on images of the scored experiments: {encoder['encoder_saw_test_images']}.",
     ]
 
 
@@ -335,7 +336,8 @@ def _sentence(groups: Mapping[str, Sequence[str]]) -> str:
     if groups["loses"]:
         parts.append(f"It is below {named(groups['loses'])}.")
     if groups["open"]:
-        parts.append(f"The interval of the difference holds 0, or there is none, for {named(groups['open'])}.")
+        reason = "the interval of the difference contains 0, or there is none"
+        parts.append(f"It cannot be told apart from {named(groups['open'])}: {reason}.")
     return " ".join(parts)
 
 
