@@ -79,6 +79,12 @@ def run(tmp_path):
     paths.quarantine.write_text(
         "key,well_id,reason,shard,row_group,row\nk1,w1,truncated,0,0,1\nk2,w1,truncated,0,0,2\n"
     )
+    paths.plates("design.csv").parent.mkdir()
+    paths.plates("design.csv").write_text(
+        "treatment,gene,well_type_label,control,control_source,n_wells,n_plates,n_experiments,n_addresses\n"
+        "DMSO,,,negative,config,9,2,2,7\n<b>SRC</b>,SRC,,cutting,inferred,2,2,2,1\n"
+        "A,A,,none,,2,2,2,1\nB,B,,none,,2,2,2,2\n"
+    )
     paths.qc_plates.parent.mkdir()
     plates = {schema.EXPERIMENT: ["e1", "e2"], "n_wells": [2, 1], "flags": ["", ""], "n_acquisition": [1, 0]}
     pd.DataFrame(plates).to_parquet(paths.qc_plates)
@@ -165,6 +171,8 @@ def test_run_index_links_what_exists(run):
     assert "Scores: not made in this run" in text and "report/score.html" not in text
     assert "2 × truncated" in text and "(1 well in all)" in text
     assert VERDICT in text and "3 wells on 2 plates of 2 experiments" in text
+    assert "Cutting controls are inferred" in text and "&lt;b&gt;SRC&lt;/b&gt;" in text and "<td>DMSO</td>" in text
+    assert "2 treatments are not a control; 1 of them\nsits on one address" in text
     write_scores(run, score_rows())
     run_index.write(run)
     assert 'href="report/score.html"' in paths.index.read_text(encoding="utf-8")

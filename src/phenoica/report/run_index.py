@@ -54,6 +54,7 @@ def write(config: Mapping[str, Any], out_path: str | os.PathLike | None = None) 
         n_experiments=int(plates[schema.EXPERIMENT].nunique()),
         n_flagged_plates=int((plates["flags"] != "").sum()),
         n_acquisition=int(plates["n_acquisition"].sum()),
+        design=design(paths),
         quarantine=quarantine(paths),
         quarantine_link=pages.link(paths.quarantine, page),
         verdict=verdict(summary) if scored else "",
@@ -74,6 +75,7 @@ def _data(paths: RunPaths) -> Iterator[tuple[Path, str, str]]:
     yield paths.embeddings, "embeddings.h5ad", "AnnData: raw embedding and image measures"
     yield paths.scores("csv"), "scores.csv", "the score table, one row a score"
     yield paths.plates("wells.parquet"), "wells.parquet", "every well: metadata, controls, image locations"
+    yield paths.plates("design.csv"), "design.csv", "every treatment: label, control, wells, addresses"
     yield paths.plates("folds.csv"), "folds.csv", "the fold of every experiment"
     yield paths.qc_wells, "qc/wells.parquet", "flags of every well"
     yield paths.qc_plates, "qc/plates.parquet", "numbers and flags of every plate"
@@ -86,6 +88,22 @@ def _entry(page: Path, target: Path, name: str, what: str) -> dict[str, Any]:
         "name": name,
         "what": what,
         "exists": target.exists(),
+    }
+
+
+def design(paths: RunPaths) -> dict[str, Any]:
+    """Return the control rows of design.csv, and how many other treatments there are and how many sit fixed.
+
+    A treatment is fixed when all its wells, of at least two plates, have one address: position could explain it.
+    """
+    table = pd.read_csv(paths.plates("design.csv"), keep_default_na=False)
+    control = table["control"] != schema.NONE
+    fixed = (table["n_addresses"] == 1) & (table["n_plates"] > 1)
+    return {
+        "rows": table[control].to_dict("records"),
+        "n_other": int((~control).sum()),
+        "n_fixed": int((fixed & ~control).sum()),
+        "inferred": bool((table["control_source"] == "inferred").any()),
     }
 
 

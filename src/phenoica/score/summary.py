@@ -347,7 +347,7 @@ def _footnotes(total: pd.DataFrame, decided: Sequence[Mapping[str, Any]]) -> lis
     missing = auroc[auroc["value"].isna() & (auroc["perturbation"] != MACRO) & auroc["view_minus"].isna()]
     missing = missing.drop_duplicates(["contrast", "perturbation", "reason"])
     for reason, group in missing.groupby("reason", sort=True):
-        names = list(dict.fromkeys(group["perturbation"]))
+        names = sorted(set(group["perturbation"]))
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         text = "; ".join(REASONS[r] for r in reason.split(";"))
         lines.append(f"Not testable, {len(names)}: {shown} ({text}).")
