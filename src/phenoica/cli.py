@@ -70,6 +70,7 @@ def config_verb(
 def demo(
     config: Config,
     out: _path("Folder for shards, metadata.csv, truth.parquet and pretrain/.") = None,
+    size: Annotated[int | None, typer.Option(help="Image side: 128, 256 or 512. Default: demo.size.")] = None,
     workers: Annotated[int, typer.Option(help="Processes that render.")] = 2,
 ) -> None:
     """Render the built-in demo plates."""
@@ -79,7 +80,8 @@ def demo(
     section = cfg["demo"]
     write_demo(
         out or RunPaths.of(cfg).demo,
-        size=section["size"], seed=section["seed"], n_shards=section["shards"], workers=workers,
+        size=section["size"] if size is None else size, seed=section["seed"], n_shards=section["shards"],
+        workers=workers,
     )  # fmt: skip
 
 
@@ -118,6 +120,7 @@ def embed(
     unit: Annotated[int, typer.Option(help="Number of the shard whose wells are embedded.")],
     shards: Annotated[list[Path] | None, typer.Argument(help="All shard files, in the order of their numbers.")] = None,
     wells: _path("wells.parquet.") = None,
+    plates_quarantine: _path("quarantine.csv of the plates stage.") = None,
     part: _path("The part to write (parquet).") = None,
     quarantine: _path("The quarantine list to write (csv).") = None,
     threads: Annotated[int, typer.Option(help="Threads of decoding and of the model on a CPU.")] = 2,
@@ -132,7 +135,8 @@ def embed(
     cfg = load(config)
     paths = RunPaths.of(cfg)
     embed_shard(
-        read_wells(wells or paths.plates("wells.parquet")), unit, shards or inputs(cfg)[0], part or paths.part(unit),
+        read_wells(wells or paths.plates("wells.parquet")), unit, shards or inputs(cfg)[0],
+        plates_quarantine or paths.plates("quarantine.csv"), part or paths.part(unit),
         quarantine or paths.part_quarantine(unit), cfg, threads,
     )  # fmt: skip
 
@@ -294,14 +298,13 @@ def report_plate_index(
     plotly: _path("The shared plotly script.") = None,
 ) -> None:
     """Write the page of all plates, its figure and the script that the plate pages share."""
-    from phenoica.report import figures, pages
-    from phenoica.report.plate_pages import write_index
+    from phenoica.report import pages, plate_pages
 
     cfg = load(config)
     paths = RunPaths.of(cfg)
     table = qc_plates or paths.qc_plates
-    write_index(table, embeddings or paths.embeddings, out or paths.report("plates/index.html"))
-    figures.write_plates(table, figure or paths.report("plates.svg"))
+    plate_pages.write_index(table, embeddings or paths.embeddings, out or paths.report("plates/index.html"))
+    plate_pages.write_figure(table, figure or paths.report("plates.svg"))
     pages.plotly_script(plotly or paths.report("plotly.min.js"))
 
 
@@ -316,7 +319,7 @@ def report_scores(
     figure: _path("The score figure as SVG.") = None,
 ) -> None:
     """Write the score page and its figure."""
-    from phenoica.report import figures, score_page
+    from phenoica.report import score_page
 
     cfg = load(config)
     paths = RunPaths.of(cfg)
@@ -325,7 +328,7 @@ def report_scores(
         table, decisions or sorted(paths.scores("txt").parent.glob("fold-*.json")), summary or paths.scores("txt"),
         disentangled or paths.disentangled, out or paths.report("score.html"),
     )  # fmt: skip
-    figures.write_scores(table, figure or paths.report("score.svg"))
+    score_page.write_figure(table, figure or paths.report("score.svg"))
 
 
 @app.command("report-index")

@@ -27,7 +27,7 @@ def run(screen, config=None):
     for unit in sorted(wells["unit"].unique()):
         parts.append(out / f"shard-{unit}.parquet")
         lists.append(parts[-1].with_suffix(".quarantine.csv"))
-        embed_shard(wells, unit, shards, parts[-1], lists[-1], config)
+        embed_shard(wells, unit, shards, lists[0], parts[-1], lists[-1], config)
     assemble(wells, parts, lists, out / "embeddings.h5ad", out / "all.csv", config)
     return anndata.read_h5ad(out / "embeddings.h5ad"), pd.read_csv(out / "all.csv"), out
 
@@ -80,6 +80,22 @@ def test_too_many_bad_images_stop_the_run(tiny_screen):
         run(tiny_screen)
 
 
+def test_wells_left_out_of_the_metadata_do_not_count_as_bad(tiny_screen):
+    config = tiny_screen.config(max_bad_fraction=0.0)
+    tiny_screen.rows = [r for r in tiny_screen.rows if r["treatment"] != "MTOR_guide_1"]
+    adata, quarantine, _ = run(tiny_screen, config)
+    assert adata.n_obs == 14
+    assert len(quarantine) == 12
+    assert quarantine["reason"].str.startswith("image of a well without metadata").all()
+
+
+def test_missing_channels_stop_the_run_before_an_image_is_read(tiny_screen):
+    for address in ("A01", "B02", "C03"):
+        del tiny_screen.images[f"gene-001/Plate1/{address}_s1_4"]
+    with pytest.raises(TooManyBadImages, match="15 of 93 images are bad.*missing channel 4"):
+        run(tiny_screen, tiny_screen.config(max_bad_fraction=0.1))
+
+
 def test_image_smaller_than_the_tile_and_mixed_sizes(tiny_screen):
     keys = list(tiny_screen.images)
     small = imagecodecs.jpeg2k_encode(np.full((16, 16), 9, np.uint8), reversible=True)
@@ -106,8 +122,9 @@ def test_parts_of_two_encoders_do_not_mix(tiny_screen):
     _, _, out = run(tiny_screen)
     wells = read_wells(out / "wells.parquet")
     other = tiny_screen.config(seed=1)
-    embed_shard(wells, 1, inputs(other)[0], out / "shard-1.parquet", out / "shard-1.quarantine.csv", other)
     parts = [out / "shard-0.parquet", out / "shard-1.parquet"]
+    shards, found = inputs(other)[0], out / "quarantine.csv"
+    embed_shard(wells, 1, shards, found, parts[1], parts[1].with_suffix(".quarantine.csv"), other)
     lists = [out / "quarantine.csv", *(p.with_suffix(".quarantine.csv") for p in parts)]
     with pytest.raises(SchemaError, match="2 different encoders"):
         assemble(wells, parts, lists, out / "e.h5ad", out / "q.csv", other)

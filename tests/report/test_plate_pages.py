@@ -17,7 +17,7 @@ from phenoica import schema
 from phenoica.errors import SchemaError
 from phenoica.plates.address import format_address
 from phenoica.qc.run import run_qc
-from phenoica.report import figures, pages, plate_pages
+from phenoica.report import pages, plate_pages
 
 CONFIG = configuration.resolve({"run": "test", "source": "demo"})
 EVIL = "<script>alert('x')</script> & co"
@@ -245,8 +245,8 @@ def test_json_cannot_close_its_script_element():
 
 
 def test_static_figure_is_one_reproducible_svg(run_dir, tmp_path):
-    figures.write_plates(run_dir / "plates.parquet", tmp_path / "a.svg")
-    figures.write_plates(run_dir / "plates.parquet", tmp_path / "b.svg")
+    plate_pages.write_figure(run_dir / "plates.parquet", tmp_path / "a.svg")
+    plate_pages.write_figure(run_dir / "plates.parquet", tmp_path / "b.svg")
     text = (tmp_path / "a.svg").read_text()
     assert text == (tmp_path / "b.svg").read_text()
     assert text.count("<svg") == 1 and "aria-label" in text and 'href="http' not in text

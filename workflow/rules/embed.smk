@@ -1,6 +1,7 @@
 rule embed_shard:
     input:
         wells=PATHS.plates("wells.parquet"),
+        plates_quarantine=PATHS.plates("quarantine.csv"),
         shards=SHARDS,
     output:
         part=PATHS.part("{unit}"),
@@ -18,7 +19,7 @@ rule embed_shard:
         checkpoint=checkpoint_version(),
     shell:
         "phenoica embed --config {params.config:q} --unit {wildcards.unit} --wells {input.wells:q}"
-        " --part {output.part:q} --quarantine {output.quarantine:q} --threads {threads}"
+        " --plates-quarantine {input.plates_quarantine:q} --part {output.part:q} --quarantine {output.quarantine:q} --threads {threads}"
         " {input.shards:q} 2> {log:q}"
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from phenoica import __version__, config, files, schema
-from phenoica.embed.run import EMBEDDING, check_bad_fraction
+from phenoica.embed.run import EMBEDDING, bad_images, check_bad_fraction
 from phenoica.errors import SchemaError
 
 
@@ -52,10 +52,8 @@ def assemble(
     import anndata
 
     quarantine = pd.concat([pd.read_csv(q) for q in quarantines], ignore_index=True)
-    bad_images = quarantine[quarantine["key"].notna()].to_dict("records")
-    located = sum(len(rows) for rows in wells[schema.IMAGE_ROW])
-    elsewhere = int(pd.read_csv(quarantines[0])["key"].notna().sum())
-    check_bad_fraction(bad_images, located + elsewhere, cfg["embed"]["max_bad_fraction"])
+    n_images = sum(len(rows) for rows in wells[schema.IMAGE_ROW]) + len(bad_images(pd.read_csv(quarantines[0])))
+    check_bad_fraction(bad_images(quarantine), n_images, cfg["embed"]["max_bad_fraction"])
 
     description = _common_description(parts)
     X, n_tiles, measures, filled = _read_parts(wells, parts, int(description["dim"]))

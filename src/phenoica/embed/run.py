@@ -22,7 +22,7 @@ from phenoica import files, schema
 from phenoica.embed.image_measures import measure, measure_names
 from phenoica.errors import ImageError, TooManyBadImages
 from phenoica.plates.images import decode_image
-from phenoica.plates.run import QUARANTINE_COLUMNS
+from phenoica.plates.run import ORPHAN, QUARANTINE_COLUMNS
 from phenoica.plates.shards import open_shard, read_images
 from phenoica.progress import Progress
 
@@ -195,6 +195,7 @@ def embed_shard(
     wells: pd.DataFrame,
     unit: int,
     shards: Sequence[Path],
+    plates_quarantine: str | Path,
     out_part: str | Path,
     out_quarantine: str | Path,
     config: Mapping[str, Any],
@@ -210,6 +211,8 @@ def embed_shard(
         Number of the shard whose wells are embedded.
     shards
         All shard files, in the order of their numbers.
+    plates_quarantine
+        quarantine.csv of the plates stage: what it found counts as bad before the first image is read.
     out_part
         parquet: well_id, n_tiles, embedding (fixed-size list of float32), image measures; the encoder's description
         in the file's key-value metadata under `phenoica`.
@@ -223,13 +226,15 @@ def embed_shard(
     Raises
     ------
     TooManyBadImages
-        If this unit alone holds more bad images than `embed.max_bad_fraction` of the whole run.
+        If this unit and the plates stage alone found more bad images than `embed.max_bad_fraction` of the run's.
     """
     from phenoica.embed.encoder import load_encoder
     from phenoica.openphenom.tiling import tiles
 
     embed_config, channels = config["embed"], config["plates"]["channels"]
-    n_images = sum(len(rows) for rows in wells[schema.IMAGE_ROW])
+    known_bad = bad_images(pd.read_csv(plates_quarantine))
+    n_images = sum(len(rows) for rows in wells[schema.IMAGE_ROW]) + len(known_bad)
+    check_bad_fraction(known_bad, n_images, embed_config["max_bad_fraction"])
     wells = wells[wells[schema.UNIT] == unit].reset_index(drop=True)
     encoder = load_encoder(config, n_channels=len(channels))
     batcher = TileBatcher(encoder.model, embed_config["batch_tiles"])
@@ -249,11 +254,16 @@ def embed_shard(
         batcher.flush()
         done = sorted(batcher.sums)
         rows = [measures[w].result() for w in done]
-    check_bad_fraction(reader.quarantine, n_images, embed_config["max_bad_fraction"])
+    check_bad_fraction([*known_bad, *reader.quarantine], n_images, embed_config["max_bad_fraction"])
     embeddings = np.array([batcher.sums[w] / batcher.counts[w] for w in done], np.float32)
     ids = [wells[schema.WELL_ID].iloc[w] for w in done]
     write_part(out_part, ids, n_tiles[done], embeddings, rows, channels, encoder.describe())
     files.write_csv(out_quarantine, pd.DataFrame(reader.quarantine, columns=list(QUARANTINE_COLUMNS)))
+
+
+def bad_images(quarantine: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the quarantined images that are bad: not those of wells that the metadata leaves out on purpose."""
+    return quarantine[quarantine["key"].notna() & (quarantine["reason"] != ORPHAN)].to_dict("records")
 
 
 def check_bad_fraction(quarantine: Sequence[Mapping[str, Any]], n_images: int, max_bad_fraction: float) -> None:

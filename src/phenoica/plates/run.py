@@ -21,6 +21,7 @@ from phenoica.plates.folds import assign_folds, untestable
 from phenoica.plates.metadata import read_metadata, wells_from_metadata
 from phenoica.plates.shards import find_shards, index_frame
 
+ORPHAN = "image of a well without metadata; add the well to the metadata"
 QUARANTINE_COLUMNS = ("key", "well_id", "reason", "shard", "row_group", "row")
 
 
@@ -60,7 +61,7 @@ def locate(wells: pd.DataFrame, images: pd.DataFrame, channels: list[int]) -> tu
     """
     order = {c: i for i, c in enumerate(channels)}
     known = images[schema.WELL_ID].isin(wells[schema.WELL_ID])
-    rejected = [images[~known].assign(reason="image of a well without metadata; add the well to the metadata")]
+    rejected = [images[~known].assign(reason=ORPHAN)]
     images = images[known & images["channel"].isin(order)]
     images = images.assign(rank=images["channel"].map(order)).sort_values(
         [schema.WELL_ID, "site", "rank"], kind="stable"

@@ -101,13 +101,6 @@ def _shortened(text: str, most: int = 16) -> str:
     return (text if len(text) <= most else text[: most - 1] + "…").replace("$", r"\$")
 
 
-def write_plates(qc_plates: str | os.PathLike, out_path: str | os.PathLike) -> None:
-    """Write the overview of all plates (qc/plates.parquet) as an SVG file that stands alone."""
-    from phenoica.report.plate_pages import sorted_plates
-
-    write_svg(plates_figure(sorted_plates(pd.read_parquet(qc_plates))), out_path)
-
-
 def scores_figure(panels: list[dict]) -> Figure:
     """Return macro AUROC of views and baselines as dots with intervals, one panel a contrast.
 
@@ -149,10 +142,3 @@ def scores_figure(panels: list[dict]) -> Figure:
 
 
 STYLES = {"view": (BLUE, "o"), "baseline": (ORANGE, "s"), "null": (GREY, "D")}
-
-
-def write_scores(scores_parquet: str | os.PathLike, out_path: str | os.PathLike) -> None:
-    """Write the figure of macro AUROC (score/scores.parquet) as an SVG file that stands alone."""
-    from phenoica.report.score_page import panels
-
-    write_svg(scores_figure(panels(pd.read_parquet(scores_parquet))), out_path)

@@ -374,3 +374,8 @@ def write_index(qc_plates: str | os.PathLike, embeddings_h5ad: str | os.PathLike
         figure=figures.svg(figures.plates_figure(plates)),
         sentences=pages.encoder_sentences(pages.read_uns(embeddings_h5ad)),
     )
+
+
+def write_figure(qc_plates: str | os.PathLike, out_path: str | os.PathLike) -> None:
+    """Write the overview of all plates (qc/plates.parquet) as an SVG file that stands alone."""
+    figures.write_svg(figures.plates_figure(sorted_plates(pd.read_parquet(qc_plates))), out_path)

@@ -394,3 +394,8 @@ def ica_state(ica: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "n_iter": int(ica["n_iter"]),
         "gradient": f"{float(ica['gradient']):.1e}",
     }
+
+
+def write_figure(scores_parquet: str | os.PathLike, out_path: str | os.PathLike) -> None:
+    """Write the figure of macro AUROC (score/scores.parquet) as an SVG file that stands alone."""
+    figures.write_svg(figures.scores_figure(panels(pd.read_parquet(scores_parquet))), out_path)
