@@ -45,12 +45,25 @@ def test_an_error_is_one_message_without_traceback(tmp_path, monkeypatch, capsys
 
 
 def test_verbs_run_without_snakemake_in_the_default_places(tiny_screen, tmp_path):
+    """Every verb after demo, on a screen so small that nothing is testable: the table then says why."""
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(tiny_screen.write()))
-    for arguments in (["plates"], ["embed", "--unit", "0"], ["embed", "--unit", "1"], ["assemble"], ["qc"]):
+    cfg = tiny_screen.write()
+    cfg["disentangle"] |= {"n_components": 1, "min_fit_controls": 2}
+    config.write_text(json.dumps(cfg))
+    verbs = [["plates"], ["embed", "--unit", "0"], ["embed", "--unit", "1"], ["assemble"], ["qc"]]
+    verbs += [["disentangle"], ["disentangle", "--fold", "0"], ["disentangle", "--fold", "1"], ["views"]]
+    verbs += [["score", "--fold", "0"], ["score", "--fold", "1"], ["summarise"], ["report-plate-index"]]
+    verbs += [["report-plates", "--experiment", "gene-001"], ["report-plates", "--experiment", "gene-002"]]
+    verbs += [["report-scores"], ["report-index"]]
+    for arguments in verbs:
         result = runner.invoke(app, [*arguments, "--config", str(config)])
         assert result.exit_code == 0, (arguments, result.output, result.exception)
     root = tiny_screen.folder / "results/tiny"
     assert len(pd.read_parquet(root / "qc/wells.parquet")) == 16
+    scores = pd.read_parquet(root / "score/scores.parquet")
+    assert scores.loc[scores["perturbation"] == "PLK1", "reason"].str.contains("few_train_wells").all()
+    assert "fewer than score.min_wells wells" in (root / "score/scores.txt").read_text()
+    for page in ("index.html", "report/score.html", "report/plates/index.html", "report/plates/gene-002/1.html"):
+        assert (root / page).read_text().startswith("<!DOCTYPE html>")
     printed = runner.invoke(app, ["design", "--config", str(config)])
     assert "EIF3H_guide_1" in printed.output and "inferred" in printed.output

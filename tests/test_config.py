@@ -19,7 +19,7 @@ def test_shipped_configurations_are_valid_and_complete(path):
 def test_no_demo_value_leaks_into_another_configuration():
     demo = load(next(p for p in CONFIGS if p.name == "config.yaml"))
     plain = resolve({"run": "r", "source": "demo"})
-    assert demo["disentangle"]["n_components"] == 16
+    assert demo["disentangle"]["n_components"] == 11
     assert plain["disentangle"]["n_components"] == 128
     assert plain["embed"]["model"]["dim"] == 384
 
@@ -51,6 +51,22 @@ def test_unknown_top_level_keys_never_pass(extra):
     if extra:
         with pytest.raises(ConfigError):
             resolve({"run": "r", "source": "demo", **extra})
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("embed", {"dna_channel": 9}, "dna_channel is 9, which is not among plates.channels"),
+        ("plates", {"batch_key": "plat_id"}, "batch_key is 'plat_id'; it must be an obs column"),
+        ("embed", {"model": {"dim": 100, "heads": 6}}, "dim is 100; it must be a multiple of 4 and of heads"),
+        ("embed", {"model": {"image_size": 100}}, "image_size is 100; it must be a multiple of patch_size"),
+        ("score", {"rotation_draws": 21}, "rotation_draws fits only 20"),
+        ("disentangle", {"views": []}, "disentangle.views"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_before_any_work(section, values, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve({"run": "r", "source": "demo", section: values})
 
 
 def test_files_that_are_no_configuration(tmp_path):

@@ -76,6 +76,13 @@ def test_a_mistyped_key_stops_before_any_job(tiny_screen):
     assert "unknown key 'plates.fit_controls_share'; did you mean 'fit_control_share'?" in result.stdout + result.stderr
 
 
+def test_a_missing_checkpoint_stops_before_any_job(tiny_screen):
+    config = write_config(tiny_screen, embed={"checkpoint": "nowhere.safetensors"})
+    result = snakemake(tiny_screen.folder, "--cores", "1", "-n", "--configfile", str(config), check=False)
+    assert result.returncode != 0
+    assert "nowhere.safetensors: no such checkpoint; set embed.checkpoint" in result.stdout + result.stderr
+
+
 COUNTING_SHIM = """#!{python}
 import pathlib, subprocess, sys, time
 arguments = sys.argv[1:]

@@ -20,14 +20,16 @@ from phenoica.errors import PhenoicaError
 
 app = typer.Typer(
     help="Cell-microscopy plates in; disentangled and honestly scored perturbation embeddings out. "
-    "`snakemake --cores all` runs the verbs below in order; each also works by itself.",
+    "`snakemake --cores all` runs the verbs below in order; each also works by itself. units.csv of the plates step "
+    "lists the jobs: embed once a shard, disentangle and score once a fold (and disentangle once without --fold, for "
+    "the exploration fit), report-plates once an experiment.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 Config = Annotated[str, typer.Option("--config", "-c", help="Configuration file (YAML or JSON), or JSON text.")]
-Fold = Annotated[int, typer.Option(help="Number of the held-out fold.")]
+Fold = Annotated[int, typer.Option(help="Number of the held-out fold (units.csv, kind fold).")]
 
 
 def _path(help_text: str) -> Any:
@@ -117,7 +119,7 @@ def design(config: Config, metadata: _path("Metadata csv or parquet.") = None) -
 @app.command()
 def embed(
     config: Config,
-    unit: Annotated[int, typer.Option(help="Number of the shard whose wells are embedded.")],
+    unit: Annotated[int, typer.Option(help="Number of the shard whose wells are embedded (units.csv, kind shard).")],
     shards: Annotated[list[Path] | None, typer.Argument(help="All shard files, in the order of their numbers.")] = None,
     wells: _path("wells.parquet.") = None,
     plates_quarantine: _path("quarantine.csv of the plates stage.") = None,
@@ -269,7 +271,7 @@ def summarise(
 @app.command("report-plates")
 def report_plates(
     config: Config,
-    experiment: Annotated[str, typer.Option(help="The experiment whose plates get a page.")],
+    experiment: Annotated[str, typer.Option(help="The experiment whose plates get a page (units.csv).")],
     embeddings: _path("embeddings.h5ad.") = None,
     qc_wells: _path("Flags of each well (parquet).") = None,
     qc_plates: _path("Statistics of each plate (parquet).") = None,

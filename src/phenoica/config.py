@@ -21,6 +21,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from phenoica import __version__
+from phenoica import schema as schema_names
 from phenoica.errors import ConfigError
 from phenoica.files import sha256_of_json
 
@@ -59,6 +60,7 @@ def resolve(config: Mapping[str, Any], where: str = "config") -> dict[str, Any]:
     if errors:
         raise ConfigError("\n".join(f"{where}: {_message(error)}" for error in errors))
     _check_sources(config, where)
+    _check_together(config, where)
     return config
 
 
@@ -89,6 +91,38 @@ def _check_sources(config: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{where}: source is 'shards' but plates.shards is empty; list the shard files there")
         if not config["plates"]["metadata"]:
             raise ConfigError(f"{where}: source is 'shards' but plates.metadata is not set; name the metadata file")
+
+
+def _check_together(config: Mapping[str, Any], where: str) -> None:
+    """Refuse values that only together are wrong, before hours of work and not after."""
+    plates, model = config["plates"], config["embed"]["model"]
+    problems = []
+    if config["embed"]["dna_channel"] not in plates["channels"]:
+        problems.append(
+            f"embed.dna_channel is {config['embed']['dna_channel']}, which is not among plates.channels "
+            f"{plates['channels']}"
+        )
+    if plates["batch_key"] not in schema_names.WELL_COLUMNS:
+        problems.append(
+            f"plates.batch_key is {plates['batch_key']!r}; it must be an obs column: "
+            f"{', '.join(schema_names.WELL_COLUMNS)}"
+        )
+    if model["dim"] % model["heads"] or model["dim"] % 4:
+        problems.append(
+            f"embed.model.dim is {model['dim']}; it must be a multiple of 4 and of heads ({model['heads']})"
+        )
+    if model["image_size"] % model["patch_size"]:
+        problems.append(
+            f"embed.model.image_size is {model['image_size']}; it must be a multiple of patch_size "
+            f"({model['patch_size']})"
+        )
+    if config["score"]["rotation_draws"] > config["disentangle"]["rotation_draws"]:
+        problems.append(
+            f"score.rotation_draws is {config['score']['rotation_draws']}, but disentangle.rotation_draws fits only "
+            f"{config['disentangle']['rotation_draws']}"
+        )
+    if problems:
+        raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
 
 
 def load(source: str | os.PathLike) -> dict[str, Any]:

@@ -111,8 +111,11 @@ def test_folds_that_do_not_work_are_named(stage, make_config, tmp_path):
     with pytest.raises(FitError, match="holds every experiment"):
         training_experiments(stage.folds, 0)
     pd.DataFrame({"experiment": ["gene-000", "absent"], "fold": [0, 1]}).to_csv(stage.folds, index=False)
-    with pytest.raises(SchemaError, match="absent"):
+    with pytest.warns(UserWarning, match="experiments absent have no embedded well"), pytest.warns(IcaWarning):
         fit_fold(stage.embeddings, stage.qc, stage.folds, None, tmp_path / "fold", make_config())
+    assert load_fit(tmp_path / "fold")[1]["training_experiments"] == ["gene-000"]
+    with pytest.raises(SchemaError, match="none of the training experiments"):
+        fit_fold(stage.embeddings, stage.qc, stage.folds, 0, tmp_path / "fold", make_config())
 
 
 def test_well_without_qc_row_is_named(stage, make_config, tmp_path):

@@ -122,6 +122,15 @@ def test_missing_channel_bad_key_orphans_and_duplicates_are_quarantined(tiny_scr
     assert "missing channel 4" in capsys.readouterr().err
 
 
+def test_a_plate_without_controls_is_named(tiny_screen, capsys):
+    for row in tiny_screen.rows:
+        if row["experiment_name"] == "gene-002" and row["treatment"] == "EMPTY_control":
+            row.update(treatment="TP53_guide_1", gene="TP53")
+    wells, _, _ = run(tiny_screen)
+    assert "1 plate(s) have fewer than 2 negative controls, first gene-002_1" in capsys.readouterr().err
+    assert (wells.loc[wells["experiment"] == "gene-002", "control_role"] == "none").all()
+
+
 def test_a_repeated_key_is_used_once(tmp_path):
     for number in (0, 1):
         pq.write_table(pa.table({"__key__": ["e/Plate1/A01_s1_1"], "jp2": [b"0"]}), tmp_path / f"{number}.parquet")

@@ -211,10 +211,11 @@ def test_plates_are_in_natural_order():
     assert list(ordered[schema.EXPERIMENT] + ordered[schema.PLATE]) == ["a1", "a2", "a10", "b1"]
 
 
-def test_an_unknown_or_unsafe_experiment_is_refused(run_dir):
+def test_an_experiment_without_a_well_says_so_and_an_unsafe_name_is_refused(run_dir):
     arguments = [run_dir / name for name in ("embeddings.h5ad", "wells.parquet", "plates.parquet")]
-    with pytest.raises(SchemaError, match="no well of experiment 'exp 9'"):
-        plate_pages.write_experiment(*arguments, "exp 9", run_dir / "x", run_dir / "p.js")
+    plate_pages.write_experiment(*arguments, "exp 9", run_dir / "x", run_dir / "p.js")
+    assert [p.name for p in (run_dir / "x").iterdir()] == ["index.html"]
+    assert "every well of this experiment is quarantined" in (run_dir / "x/index.html").read_text()
     with pytest.raises(SchemaError, match="cannot name a page"):
         plate_pages.write_experiment(*arguments, "../up", run_dir / "x", run_dir / "p.js")
 

@@ -85,6 +85,7 @@ def run(tmp_path):
         "DMSO,,,negative,config,9,2,2,7\n<b>SRC</b>,SRC,,cutting,inferred,2,2,2,1\n"
         "A,A,,none,,2,2,2,1\nB,B,,none,,2,2,2,2\n"
     )
+    paths.plates("units.csv").write_text("kind,name\nexperiment,e1\nfold,0\nfold,1\n")
     paths.qc_plates.parent.mkdir()
     plates = {schema.EXPERIMENT: ["e1", "e2"], "n_wells": [2, 1], "flags": ["", ""], "n_acquisition": [1, 0]}
     pd.DataFrame(plates).to_parquet(paths.qc_plates)
@@ -176,6 +177,15 @@ def test_run_index_links_what_exists(run):
     write_scores(run, score_rows())
     run_index.write(run)
     assert 'href="report/score.html"' in paths.index.read_text(encoding="utf-8")
+
+
+def test_scores_of_an_earlier_run_of_the_same_name_are_not_shown(run):
+    paths = RunPaths.of(run)
+    write_scores(run, score_rows())
+    paths.plates("units.csv").write_text("kind,name\nexperiment,e1\n")
+    run_index.write(run)
+    text = paths.index.read_text(encoding="utf-8")
+    assert VERDICT not in text and "report/score.html" not in text and "disentangled.h5ad" not in text
 
 
 def test_run_index_shows_every_setting(run):

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pandas as pd
 from snakemake.exceptions import WorkflowError
@@ -36,7 +37,13 @@ def settings(*sections):
 def checkpoint_version():
     """Return the hash of the user's checkpoint; random weights have none."""
     path = CONFIG["embed"]["checkpoint"]
-    return path if path == RANDOM else sha256(path)
+    if path == RANDOM:
+        return path
+    if not Path(path).is_file():
+        raise WorkflowError(
+            f"{path}: no such checkpoint; set embed.checkpoint to model.safetensors or 'random'"
+        )
+    return sha256(path)
 
 
 def units(kind):
@@ -70,6 +77,11 @@ def get_truth(wildcards):
     return [] if path is None else path
 
 
+def truth_option(wildcards, input):
+    """Return the option that names the true factors, if there are any."""
+    return ["--truth", input.truth] if input.truth else []
+
+
 def get_scored(wildcards):
     """Return the files that need a held-out fold; a run of one experiment has none."""
     if not units("fold"):
@@ -86,9 +98,11 @@ def summary():
         f"Pages, start here:              {PATHS.index}",
         "",
     ]
-    lines = [line for line in lines if not line.endswith(".h5ad") or Path(line.split()[-1]).exists()]
     if not PATHS.index.exists():
         return ""
-    if PATHS.scores("txt").exists():
+    scored = "fold" in set(pd.read_csv(PATHS.plates("units.csv"), dtype=str)["kind"])
+    if not scored:
+        lines[2] = "One experiment, or none to hold out: no views and no scores."
+    if scored and PATHS.scores("txt").exists():
         lines.append(PATHS.scores("txt").read_text())
     return "\n".join(lines)

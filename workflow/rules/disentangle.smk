@@ -49,8 +49,8 @@ rule exploration_views:
     conda:
         "../envs/phenoica.yaml"
     params:
-        version=version("disentangle", "qc", "plates"),
-        config=settings("disentangle", "qc", "plates"),
+        version=version("disentangle", "qc", "plates", "embed", "demo", "licences"),
+        config=settings("disentangle", "qc", "plates", "embed", "demo", "licences"),
     shell:
         "phenoica views --config {params.config:q} --embeddings {input.embeddings:q}"
         " --qc-wells {input.qc_wells:q} --states {input.states:q} --out {output.disentangled:q} 2> {log:q}"

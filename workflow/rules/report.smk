@@ -64,7 +64,9 @@ rule score_page:
 
 rule run_index:
     input:
+        config=PATHS.config,
         design=PATHS.plates("design.csv"),
+        units=PATHS.plates("units.csv"),
         embeddings=PATHS.embeddings,
         quarantine=PATHS.quarantine,
         qc_plates=PATHS.qc_plates,

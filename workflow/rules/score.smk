@@ -15,7 +15,7 @@ rule score_fold:
     params:
         version=version("score", "disentangle", "qc", "plates", "truth"),
         config=settings("score", "disentangle", "qc", "plates", "truth"),
-        truth=lambda wildcards, input: ["--truth", input.truth] if input.truth else [],
+        truth=truth_option,
     shell:
         "phenoica score --config {params.config:q} --fold {wildcards.fold} --embeddings {input.embeddings:q}"
         " --qc-wells {input.qc_wells:q} --folds {input.folds:q} --states {input.states:q} {params.truth:q}"

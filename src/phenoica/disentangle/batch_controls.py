@@ -1,7 +1,7 @@
 """Centre, scale and whiten every batch on its own fit controls.
 
 In go features and the wells' metadata, out come features in which the fit controls of every batch look
-alike. It is the common step of the views centerscale, pca_cs and tvn (METHODS section 6; TVN: Ando, McLean,
+alike. It is the common step of the views centerscale, pca_cs and tvn (TVN: Ando, McLean,
 Berndl 2017). A batch seen at fit keeps the statistics stored then; a new batch brings its own fit controls.
 """
 
@@ -14,7 +14,7 @@ from phenoica.errors import ControlsError, FitError, SchemaError
 from phenoica.schema import CONTROL_ROLE, FIT
 
 MISSING_CONTROLS = ("error", "pooled")
-TVN_RIDGE = 0.5  # the 0.5 I of METHODS section 6
+TVN_RIDGE = 0.5  # the 0.5 I added to the covariance of the controls before its inverse root
 _RELATIVE_ZERO = 1e-9  # a spread below this share of the largest value is rounding, not variance
 
 

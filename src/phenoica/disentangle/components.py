@@ -2,7 +2,7 @@
 
 In go the components of training wells and their metadata, out comes a table with a row a component. Batch
 and position are omega2 on reference controls only; biology is the effect of perturbations against reference
-controls of the same experiment, so a batch effect cannot pass for it (METHODS section 5). The same functions
+controls of the same experiment, so a batch effect cannot pass for it. The same functions
 measure held-out wells.
 """
 
@@ -80,7 +80,7 @@ class Effects:
 def omega2(values: np.ndarray, groups: np.ndarray | pd.Series) -> np.ndarray:
     """Share of a component's variance that lies between groups, unbiased.
 
-    One-way omega2 (METHODS section 5): (SS_between - (g - 1) MS_within) / (SS_total + MS_within), clipped at
+    One-way omega2 (Hays 1963): (SS_between - (g - 1) MS_within) / (SS_total + MS_within), clipped at
     0.
 
     Parameters

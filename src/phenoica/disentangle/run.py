@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from phenoica import schema
+from phenoica import __version__, schema
+from phenoica.config import fingerprint
 from phenoica.disentangle.components import component_table
 from phenoica.disentangle.views import Ica, Pca, View, load_view, view
 from phenoica.errors import ConfigError, FitError, SchemaError
 from phenoica.files import atomic_dir, write_h5ad, write_json, write_parquet
+from phenoica.progress import track
 
 if TYPE_CHECKING:
     import anndata
@@ -98,7 +101,7 @@ def fit_views(X: np.ndarray, obs: pd.DataFrame, config: Mapping[str, Any]) -> di
     if {"pca", "ica", ROTATION} & set(names):
         pca = Pca(n_components=config["disentangle"]["n_components"]).fit(X, obs)
     fitted: dict[str, View] = {}
-    for name in names:
+    for name in track(names, len(names), "fit", "view"):
         options = view_options(name, config)
         if name == "pca":
             fitted[name] = pca
@@ -222,7 +225,11 @@ def fit_fold(
     train = adata[adata.obs[schema.EXPERIMENT].astype(str).isin(experiments).to_numpy()].copy()
     absent = sorted(set(experiments) - set(train.obs[schema.EXPERIMENT].astype(str)))
     if absent:
-        raise SchemaError(f"{embeddings_h5ad}: experiments {', '.join(absent[:5])} of {folds_csv} have no well")
+        # assemble has checked that a well is embedded or quarantined, so these are quarantined whole
+        warnings.warn(f"experiments {', '.join(absent)} have no embedded well (quarantine.csv); left out", stacklevel=2)
+        experiments = [e for e in experiments if e not in absent]
+    if not experiments:
+        raise SchemaError(f"{embeddings_h5ad}: none of the training experiments of {folds_csv} has a well")
     schema.check(train)
     obs = join_qc(train.obs, qc_wells)
     keep = obs[schema.QC_PASS].to_numpy() if config["qc"]["exclude_flagged"] else np.ones(len(obs), dtype=bool)
@@ -355,6 +362,10 @@ def assemble(
         _add_components(adata, views["ica"], table[table["view"] == "ica"], record)
     adata.uns[schema.UNS] = {
         **adata.uns[schema.UNS],
+        "version": __version__,
+        "config_fingerprint": fingerprint(
+            config, "source", "demo", "plates", "embed", "licences", "qc", "disentangle"
+        ),
         "fit_experiments": np.array(record["training_experiments"], object),
     }
     schema.check(adata)

@@ -477,7 +477,7 @@ class _ControlPcaView(BatchView):
 
 
 class PcaCs(_ControlPcaView):
-    """PCA on training fit controls, then centre and scale per batch on its fit controls (METHODS section 6).
+    """PCA on training fit controls, then centre and scale per batch on its fit controls.
 
     Options and attributes are those of `BatchView`; mean_ (d,) and components_ (d, k) are the PCA.
     """
@@ -486,7 +486,7 @@ class PcaCs(_ControlPcaView):
 
 
 class Tvn(_ControlPcaView):
-    """Typical variation normalisation (Ando, McLean, Berndl 2017; METHODS section 6).
+    """Typical variation normalisation (Ando, McLean, Berndl 2017).
 
     Centre-scale and PCA on training fit controls, then per batch: centre-scale and (covariance + 0.5
     I)^(-1/2) on its fit controls. Options and attributes are those of `BatchView`; mean_ (d,) and

@@ -274,7 +274,8 @@ def check_bad_fraction(quarantine: Sequence[Mapping[str, Any]], n_images: int, m
     raise TooManyBadImages(
         f"{len(quarantine)} of {n_images} images are bad, more than embed.max_bad_fraction = {max_bad_fraction:g} "
         f"allows; the commonest reason ({reasons.iloc[0]} images): {reasons.index[0]}; the first: "
-        f"{quarantine[0]['key']}. Mend the images, or raise the limit if leaving them out is right"
+        f"{quarantine[0]['key']} (well {quarantine[0]['well_id']}, shard {quarantine[0]['shard']}). Mend the images, "
+        "or raise the limit if leaving them out is right"
     )
 
 

@@ -27,13 +27,13 @@ def decode_image(data: bytes | None) -> np.ndarray:
         Nothing is clipped or converted.
     """
     if not data:
-        raise ImageError("empty jp2 cell")
+        raise ImageError("empty jp2 cell; fetch the shard again")
     try:
         image = imagecodecs.jpeg2k_decode(data, numthreads=1)
     except imagecodecs.Jpeg2kError as error:
         # the library's own words stay in the reason: a person who looks for the cause needs them
         kind = "not a JPEG 2000 image" if "not a J2K" in str(error) else "truncated or damaged JPEG 2000"
-        raise ImageError(f"{kind} ({error})") from None
+        raise ImageError(f"{kind} ({error}); fetch the shard again") from None
     if image.ndim != 2:
         raise ImageError(f"{image.shape[2]} samples a pixel; expected a grey image")
     if image.dtype != np.uint8:

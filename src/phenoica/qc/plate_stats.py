@@ -2,7 +2,7 @@
 
 Cell counts, focus, intensity and embeddings of wells come in; medians, robust spreads, Z' factors, edge
 effects and distances to control wells go out. Nothing here returns NaN: a number that cannot be computed is
-None with a reason. Formulas: METHODS section 6 (Zhang 1999 for Z', Bray 2012 for focus); robust sd = 1.4826
+None with a reason. Formulas: the field's (Zhang 1999 for Z', Bray 2012 for focus); robust sd = 1.4826
 x median absolute deviation.
 """
 

@@ -37,6 +37,8 @@ def write_experiment(
 ) -> None:
     """Write a page for every plate of an experiment: `<plate>.html` in `out_dir`, which is replaced as a whole.
 
+    An experiment without an embedded well gets one page, index.html, that says so.
+
     Parameters
     ----------
     embeddings_h5ad
@@ -57,7 +59,7 @@ def write_experiment(
     Raises
     ------
     SchemaError
-        If the experiment is unknown or its name cannot be a folder.
+        If the name of the experiment or of a plate cannot be a file name.
     """
     import anndata
 
@@ -67,7 +69,16 @@ def write_experiment(
     adata.file.close()
     keep = (obs[schema.EXPERIMENT].astype(str) == experiment).to_numpy()
     if not keep.any():
-        raise SchemaError(f"{embeddings_h5ad}: no well of experiment {experiment!r}; check the name")
+        # the job list is older than the images: all wells of an experiment may turn out to be bad
+        with files.atomic_dir(out_dir) as folder:
+            pages.write_page(
+                "empty_experiment.html",
+                folder / "index.html",
+                experiment=experiment,
+                index_link=pages.link(Path(out_dir).parent / "index.html", Path(out_dir) / "index.html"),
+                sentences=pages.encoder_sentences(uns),
+            )
+        return
     wells = pd.read_parquet(qc_wells).set_index(schema.WELL_ID)[list(schema.QC_COLUMNS)]
     obs, measures = obs[keep].join(wells, validate="1:1"), measures[keep]
     if obs[schema.QC_PASS].isna().any():
@@ -282,7 +293,7 @@ def plate_facts(row: Mapping[str, Any]) -> list[dict[str, str]]:
         {
             "name": "Sharpness of the plate",
             "value": shown("focus_shift", 1, " sd", sign=True),
-            "note": "against the median plate of the experiment; negative = blurrier",
+            "note": "against the other plates of the experiment; negative = blurrier",
         },
         {"name": "Z′ on cell count", "value": zprime_text(row["zprime_count"]), "note": best["zprime_count"] + scale},
         {

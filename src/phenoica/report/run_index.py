@@ -39,7 +39,9 @@ def write(config: Mapping[str, Any], out_path: str | os.PathLike | None = None) 
     page = Path(out_path) if out_path is not None else paths.index
     uns = pages.read_uns(paths.embeddings)
     plates = pd.read_parquet(paths.qc_plates)
-    scored = paths.scores("txt").exists()
+    # a file of an earlier run under this name must not pass for a result of this one
+    units = pd.read_csv(paths.plates("units.csv"), dtype=str)
+    scored = bool((units["kind"] == "fold").any()) and paths.scores("txt").exists()
     summary = paths.scores("txt").read_text(encoding="utf-8") if scored else ""
     pages.write_page(
         "run.html",
@@ -47,8 +49,8 @@ def write(config: Mapping[str, Any], out_path: str | os.PathLike | None = None) 
         title=config["report"]["title"],
         run=config["run"],
         demo=config["source"] == "demo",
-        links=[_entry(page, *entry) for entry in _pages(paths)],
-        data=[_entry(page, *entry) for entry in _data(paths)],
+        links=[_entry(page, *entry, scored=scored) for entry in _pages(paths)],
+        data=[_entry(page, *entry, scored=scored) for entry in _data(paths)],
         n_wells=int(plates["n_wells"].sum()),
         n_plates=len(plates),
         n_experiments=int(plates[schema.EXPERIMENT].nunique()),
@@ -65,29 +67,32 @@ def write(config: Mapping[str, Any], out_path: str | os.PathLike | None = None) 
     )
 
 
-def _pages(paths: RunPaths) -> Iterator[tuple[Path, str, str]]:
+def _pages(paths: RunPaths) -> Iterator[tuple]:
     yield paths.report("plates/index.html"), "All plates", "quality of every plate, with a page for each"
-    yield paths.report("score.html"), "Scores", "held-out AUROC beside every baseline, sparsity, components"
+    yield paths.report("score.html"), "Scores", "held-out AUROC beside every baseline, sparsity, components", True
 
 
-def _data(paths: RunPaths) -> Iterator[tuple[Path, str, str]]:
-    yield paths.disentangled, "disentangled.h5ad", "AnnData: every well in the views of the exploration fit"
+def _data(paths: RunPaths) -> Iterator[tuple]:
+    yield paths.disentangled, "disentangled.h5ad", "AnnData: every well in the views of the exploration fit", True
     yield paths.embeddings, "embeddings.h5ad", "AnnData: raw embedding and image measures"
-    yield paths.scores("csv"), "scores.csv", "the score table, one row a score"
+    yield paths.scores("csv"), "scores.csv", "the score table, one row a score", True
     yield paths.plates("wells.parquet"), "wells.parquet", "every well: metadata, controls, image locations"
     yield paths.plates("design.csv"), "design.csv", "every treatment: label, control, wells, addresses"
     yield paths.plates("folds.csv"), "folds.csv", "the fold of every experiment"
     yield paths.qc_wells, "qc/wells.parquet", "flags of every well"
     yield paths.qc_plates, "qc/plates.parquet", "numbers and flags of every plate"
+    yield paths.config, "config.json", "the configuration, defaults included; `phenoica` takes it with --config"
 
 
-def _entry(page: Path, target: Path, name: str, what: str) -> dict[str, Any]:
+def _entry(
+    page: Path, target: Path, name: str, what: str, needs_folds: bool = False, *, scored: bool
+) -> dict[str, Any]:
     return {
         "link": pages.link(target, page),
         "path": str(target),
         "name": name,
         "what": what,
-        "exists": target.exists(),
+        "exists": target.exists() and (scored or not needs_folds),
     }
 
 

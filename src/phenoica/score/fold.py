@@ -15,13 +15,14 @@ import pandas as pd
 from phenoica import schema
 from phenoica.disentangle.components import component_effects, reference_omega2
 from phenoica.errors import ScoreError
+from phenoica.progress import track
 from phenoica.score import metrics
 from phenoica.score.baselines import BASELINES, PERMUTED, Features, permute_within
 from phenoica.score.contrasts import POSITIVE_CUTTING, Contrast, Split, build, split
 from phenoica.score.intervals import delong_variance
 from phenoica.score.probes import MAX_INNER_GROUPS, Fraction, InnerSplits, choose_fraction, fit_l1, fit_l2, l2_control
 
-POOLED, WITHIN, _IN_DISTRIBUTION = schema.SCOPES
+POOLED, WITHIN = schema.SCOPES[:2]
 L1, L2, NO_PROBE = "l1", "l2", "none"
 AUROC, HOYER = "auroc", "hoyer"
 CONCENTRATION = ("concentration_share", "concentration_corrected", "purity", "participation", "overlap")
@@ -109,7 +110,7 @@ class FoldScorer:
         probed = [f for f in features if f.draw is None or f.draw < self.config["score"]["rotation_draws"]]
         fractions = self._fractions(probed)
         rows, probes = [], {}
-        for feature in probed:
+        for feature in track(probed, len(probed), f"score fold {self.fold}", "view"):
             probes[feature.key] = {}
             for contrast, part in self.splits:
                 found, record = self._l1_rows(feature, contrast, part, fractions[feature.key], self._width(probed))
@@ -125,7 +126,7 @@ class FoldScorer:
         candidates = self.config["score"]["lambda_fractions"]
         chosen: dict[str, Fraction] = {}
         of_values: dict[int, Fraction] = {}
-        for feature in probed:
+        for feature in track(probed, len(probed), f"choose lambda of fold {self.fold}", "view"):
             if id(feature.values) not in of_values:
                 of_values[id(feature.values)] = choose_fraction(
                     feature.values, _finite_parts(self.inner, feature.values), candidates
@@ -247,17 +248,23 @@ class FoldScorer:
             ranks[feature.key] = {"biology": by_biology.tolist(), "batch": by_batch.tolist()}
             n = feature.values.shape[1]
             count = metrics.top_count(n, share)
-            effects = component_effects(feature.values[test], self.obs.iloc[test])
-            values = concentration(effects.biology, batch, by_biology[:count], by_batch[:count])
+            reference = self.obs[schema.CONTROL_ROLE].to_numpy()[test] == schema.REFERENCE
+            if reference.any():
+                effects = component_effects(feature.values[test], self.obs.iloc[test])
+                n_case = int(effects.n_case.sum())
+                values = concentration(effects.biology, batch, by_biology[:count], by_batch[:count])
+            else:
+                n_case, values = 0, dict.fromkeys(CONCENTRATION)
             base = {
                 "contrast": CONCENTRATION_CONTRAST, "perturbation": ALL, "view": feature.view, "draw": feature.draw,
                 "test_data_used": feature.test_data_used, "probe": NO_PROBE, "scope": POOLED, "n_components": n,
-                "n_case": int(effects.n_case.sum()), "fold": self.fold,
-                "n_reference": int((self.obs[schema.CONTROL_ROLE].to_numpy()[test] == schema.REFERENCE).sum()),
+                "n_case": n_case, "fold": self.fold,
+                "n_reference": int(reference.sum()),
                 "n_experiments": len(np.unique(self.experiments[test])),
             }  # fmt: skip
             for name in CONCENTRATION:
-                reason = None if values[name] is not None else "no_spread" if count == n else "no_effect"
+                cause = "no_reference" if not reference.any() else "no_spread" if count == n else "no_effect"
+                reason = cause if values[name] is None else None
                 rows.append({**base, "metric": name, "value": values[name], "reason": reason})
         return rows, ranks
 
@@ -299,7 +306,7 @@ def concentration(
     Returns
     -------
     dict
-        A float each, or None where it is 0/0 (METHODS section 5).
+        A float each, or None where it is 0/0.
     """
     share = metrics.concentration_share(biology, top_biology)
     return {

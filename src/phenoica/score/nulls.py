@@ -1,5 +1,6 @@
 """The null of every score: reference controls relabelled at random within their plate have nothing to tell apart.
 
+A check for the scores, not one of them: the tests run it under every view, and it can be run on one's own data.
 Features of wells, their metadata and folds come in; the held-out AUROC of each random relabelling goes out. Its mean is
 0.5 within three standard errors (sd of the draws / sqrt(draws)) unless something of the test wells has leaked.
 """
