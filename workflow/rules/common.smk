@@ -46,6 +46,11 @@ def checkpoint_version():
     return sha256(path)
 
 
+def all_cores(wildcards):
+    """Return the cores of the run; 1 where none are given (a report, or a cluster that sets threads itself)."""
+    return workflow.resource_settings.cores or 1
+
+
 def units(kind):
     """Return the jobs of a kind (shard, experiment, fold) from units.csv, once `plates` has run."""
     table = pd.read_csv(checkpoints.plates.get().output.units, dtype=str)

@@ -24,7 +24,7 @@ if CONFIG["source"] == "demo":
             log_of("demo"),
         conda:
             "../envs/phenoica.yaml"
-        threads: workflow.cores
+        threads: all_cores
         params:
             version=version("demo"),
             config=settings("demo"),
