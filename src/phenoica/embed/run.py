@@ -184,7 +184,8 @@ class TileBatcher:
     def _run(self, n: int) -> None:
         import torch
 
-        embedded = self.model.embed(torch.from_numpy(np.stack(self._tiles[:n]))).numpy().astype(np.float64)
+        batch = torch.from_numpy(np.stack(self._tiles[:n]))
+        embedded = self.model.embed(batch, batch_tiles=n).numpy().astype(np.float64)
         for owner, row in zip(self._owners[:n], embedded, strict=True):
             self.sums[owner] = self.sums.get(owner, 0.0) + row
             self.counts[owner] += 1
