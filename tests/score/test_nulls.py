@@ -15,7 +15,12 @@ from phenoica.score.run import view_features
 
 
 def within_three_errors(draws):
-    return abs(np.mean(draws) - 0.5) <= 3 * np.std(draws, ddof=1) / np.sqrt(len(draws))
+    error = np.std(draws, ddof=1) / np.sqrt(len(draws))
+    return error > 0 and abs(np.mean(draws) - 0.5) <= 3 * error  # a score that is always 0.5 has measured nothing
+
+
+def test_a_constant_half_is_no_null():
+    assert not within_three_errors(np.full(50, 0.5))
 
 
 @pytest.fixture(scope="module")

@@ -133,6 +133,17 @@ def test_l2_control_is_not_blinded_by_one_far_well():
         probes.l2_control({"pca": [far]})
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("contrast", [0, 1])
+def test_l2_control_is_red_where_a_decision_is_not_finite(bad, contrast):
+    good = [np.array([0.1, 0.2]), np.array([0.3, -0.4])]
+    broken = [d.copy() for d in good]
+    broken[contrast][1] = bad
+    with np.errstate(invalid="ignore"):
+        assert not probes.l2_control({"pca": good, "ica": broken})["holds"]
+    assert probes.l2_control({"pca": good, "ica": good})["holds"]
+
+
 def test_l1_sees_the_basis_that_l2_cannot():
     views, labels = rotated()
     weights = {name: probes.fit_l1(X, labels, 0.1).weights for name, X in views.items()}

@@ -150,7 +150,7 @@ def test_the_l2_control_holds_and_the_text_says_so(scores, finished):
 
 
 def test_a_scaled_axis_turns_the_l2_control_red(finished, tmp_path):
-    folder, _, config, _, _ = finished
+    folder, _, config, tables, records = finished
     broken = tmp_path / "fold-0"
     shutil.copytree(folder / "fold-0", broken)
     state = dict(np.load(broken / "ica" / "state.npz"))
@@ -159,8 +159,12 @@ def test_a_scaled_axis_turns_the_l2_control_red(finished, tmp_path):
     inputs = folder / "embeddings.h5ad", folder / "qc.parquet", folder / "folds.csv"
     run.score_fold(*inputs, broken, 0, tmp_path / "a.parquet", tmp_path / "a.json", config)
     outputs = [tmp_path / name for name in ("s.parquet", "s.csv", "s.txt")]
-    run.summarise([tmp_path / "a.parquet"], [tmp_path / "a.json"], *outputs, config)
+    tables, records = [tmp_path / "a.parquet", *tables[1:]], [tmp_path / "a.json", *records[1:]]
+    run.summarise(tables, records, *outputs, config)  # the other two folds hold
     assert "): RED" in outputs[2].read_text()
+    found = pd.read_parquet(outputs[0])
+    holds = found[(found["contrast"] == "l2_control") & (found["metric"] == "holds")].set_index("fold")["value"]
+    assert holds.to_dict() == {0: 0.0, 1: 1.0, 2: 1.0, -1: 0.0}
 
 
 def test_sparsity_and_concentration(scores):

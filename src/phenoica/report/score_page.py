@@ -18,7 +18,7 @@ from phenoica import schema
 from phenoica.errors import SchemaError
 from phenoica.report import figures, pages
 from phenoica.score.baselines import BASELINES, PERMUTED
-from phenoica.score.contrasts import CONTRASTS, CUTTING, POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
+from phenoica.score.contrasts import CONTRASTS, CUTTING, OF_FOLDS, POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
 from phenoica.score.fold import AUROC, CONCENTRATION, CONCENTRATION_CONTRAST, HOYER, L1, L2_CONTRAST, L2_METRICS
 from phenoica.score.intervals import WITHIN_EXPERIMENTS
 from phenoica.score.summary import COMPARED, MACRO, OVER_FOLDS, ROTATION
@@ -209,7 +209,7 @@ def _cell(row: Mapping[str, Any] | None, decimals: int = 3, sign: bool = False) 
     """Return a score as text: its value, its interval, and why either is missing."""
     if row is None or pages.is_missing(row["value"]):
         return {"value": "–", "range": "", "note": reason_words(row["reason"]) if row else "", "sort": ""}
-    interval, note = "", reason_words(row["reason"])
+    interval, note = "", reason_words(row["reason"], has_value=True)
     if not pages.is_missing(row["ci_low"]):
         interval = f"{pages.fixed(row['ci_low'], 2, sign)} to {pages.fixed(row['ci_high'], 2, sign)}"
         if row["ci_kind"] == WITHIN_EXPERIMENTS:
@@ -222,11 +222,17 @@ def _cell(row: Mapping[str, Any] | None, decimals: int = 3, sign: bool = False) 
     }
 
 
-def reason_words(reason: Any) -> str:
-    """Return the reasons of a row in words; a reason without words is shown as it is."""
+def reason_words(reason: Any, has_value: bool = False) -> str:
+    """Return the reasons of a row in words; a reason without words is shown as it is.
+
+    A row over folds may have a value and yet leave out folds: `has_value` says so of the reasons that only folds have.
+    """
     if pages.is_missing(reason):
         return ""
-    return "; ".join(REASONS.get(r, r) for r in str(reason).split(";"))
+    return "; ".join(
+        f"without some folds: {REASONS[r]}" if has_value and r in OF_FOLDS else REASONS.get(r, r)
+        for r in str(reason).split(";")
+    )
 
 
 def differences(total: pd.DataFrame) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ POSITIVE_CUTTING = "positive_vs_cutting"
 CONTRASTS = (QUERY, POSITIVE, CUTTING, POSITIVE_CUTTING)
 
 REASONS = {
-    "no_reference": "no experiment holds both sides of the contrast",
+    "no_reference": "no experiment holds both sides of the contrast, or too few reference controls",
     "one_experiment": "in one experiment only, so it cannot be tested on a held-out experiment",
     "same_fold": "all its experiments are in one fold, so none is left to train on",
     "few_train_wells": "fewer than score.min_wells wells of a side in the training experiments",
@@ -34,7 +34,15 @@ REASONS = {
     "under_4_experiments": "fewer than four test experiments, so no interval over folds",
     "no_effect": "no component shows an effect, so nothing can be concentrated",
     "no_spread": "every component is in the top share, so nothing can be concentrated",
+    "no_training_effect": "no component shows an effect in training, so none can be ranked highest",
+    "one_batch": "training has reference controls of one batch, or one a batch, so the batch cannot be measured",
+    "no_batch_effect": "no component carries the batch in training, so none can be ranked highest",
 }
+
+
+# reasons of single folds: in a row over folds that has a value, they speak of the folds that are not in it
+OF_FOLDS = ("no_reference", "few_train_wells", "few_test_wells", "missing_values", "no_effect", "no_training_effect",
+            "one_batch", "no_batch_effect")  # fmt: skip
 
 
 @dataclass(frozen=True)

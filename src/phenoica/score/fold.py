@@ -14,7 +14,7 @@ import pandas as pd
 
 from phenoica import schema
 from phenoica.disentangle.components import component_effects, reference_omega2
-from phenoica.errors import ScoreError
+from phenoica.errors import ControlsError, ScoreError
 from phenoica.progress import track
 from phenoica.score import metrics
 from phenoica.score.baselines import BASELINES, PERMUTED, Features, permute_within
@@ -77,8 +77,11 @@ class FoldScorer:
         self.obs, self.folds, self.fold, self.config = obs, folds, fold, config
         self.train = folds != fold
         if self.train.all() or not self.train.any():
-            side = "no well to test on" if self.train.all() else "no experiment to train on"
-            raise ScoreError(f"fold {fold} has {side}; scores need at least two folds of experiments (plates.folds)")
+            side = "no well to test on" if self.train.all() else "no well to train on"
+            raise ScoreError(
+                f"fold {fold} has {side}: none is left, or there is one fold only; look for its wells in quarantine, "
+                "leave its experiments out, or ask for more folds (plates.folds)"
+            )
         self.batches = obs[config["plates"]["batch_key"]].astype(str).to_numpy()
         self.plates = obs[schema.PLATE_ID].astype(str).to_numpy()
         self.experiments = obs[schema.EXPERIMENT].astype(str).to_numpy()
@@ -240,32 +243,39 @@ class FoldScorer:
         rows, ranks = [], {}
         train, test = np.flatnonzero(self.train), np.flatnonzero(~self.train)
         batch_key, share = self.config["plates"]["batch_key"], self.config["score"]["concentration_share"]
+        reference = (self.obs[schema.CONTROL_ROLE] == schema.REFERENCE).to_numpy()
+        n_batches = len(np.unique(self.batches[train][reference[train]]))
+        batch_known = 2 <= n_batches < int(reference[train].sum())
         for feature in rotated:
             Z_train, obs_train = feature.values[train], self.obs.iloc[train]
-            batch = reference_omega2(Z_train, obs_train, batch_key)
-            by_biology = metrics.ranking(component_effects(Z_train, obs_train).biology)
-            by_batch = metrics.ranking(batch)
-            ranks[feature.key] = {"biology": by_biology.tolist(), "batch": by_batch.tolist()}
+            biology = component_effects(Z_train, obs_train).biology
+            batch = reference_omega2(Z_train, obs_train, batch_key) if batch_known else None
+            # a ranking of zeros is the order of the components and says nothing
+            by_biology = metrics.ranking(biology) if biology.any() else None
+            by_batch = metrics.ranking(batch) if batch is not None and batch.any() else None
+            ranks[feature.key] = {
+                "biology": [] if by_biology is None else by_biology.tolist(),
+                "batch": [] if by_batch is None else by_batch.tolist(),
+            }
             n = feature.values.shape[1]
             count = metrics.top_count(n, share)
-            reference = self.obs[schema.CONTROL_ROLE].to_numpy()[test] == schema.REFERENCE
-            if reference.any():
+            try:
                 effects = component_effects(feature.values[test], self.obs.iloc[test])
-                n_case = int(effects.n_case.sum())
-                values = concentration(effects.biology, batch, by_biology[:count], by_batch[:count])
+            except ControlsError:  # too few held-out reference controls, or no case beside them
+                n_case, found = 0, {name: (None, "no_reference") for name in CONCENTRATION}
             else:
-                n_case, values = 0, dict.fromkeys(CONCENTRATION)
+                n_case = int(effects.n_case.sum())
+                tops = (None if order is None else order[:count] for order in (by_biology, by_batch))
+                found = concentration(effects.biology, batch, *tops)
             base = {
                 "contrast": CONCENTRATION_CONTRAST, "perturbation": ALL, "view": feature.view, "draw": feature.draw,
                 "test_data_used": feature.test_data_used, "probe": NO_PROBE, "scope": POOLED, "n_components": n,
                 "n_case": n_case, "fold": self.fold,
-                "n_reference": int(reference.sum()),
+                "n_reference": int(reference[test].sum()),
                 "n_experiments": len(np.unique(self.experiments[test])),
             }  # fmt: skip
-            for name in CONCENTRATION:
-                cause = "no_reference" if not reference.any() else "no_spread" if count == n else "no_effect"
-                reason = cause if values[name] is None else None
-                rows.append({**base, "metric": name, "value": values[name], "reason": reason})
+            for name, (value, reason) in found.items():
+                rows.append({**base, "metric": name, "value": value, "reason": reason})
         return rows, ranks
 
     def _decided(
@@ -290,8 +300,8 @@ class FoldScorer:
 
 
 def concentration(
-    biology: np.ndarray, batch: np.ndarray, top_biology: np.ndarray, top_batch: np.ndarray
-) -> dict[str, float | None]:
+    biology: np.ndarray, batch: np.ndarray | None, top_biology: np.ndarray | None, top_batch: np.ndarray | None
+) -> dict[str, tuple[float | None, str | None]]:
     """Return the readings of concentration, by the names of `CONCENTRATION`.
 
     Parameters
@@ -300,24 +310,29 @@ def concentration(
         (k,) mean squared effect of perturbations on each component, on held-out experiments.
     batch
         (k,) omega2 of the batch on training reference controls: a held-out fold can be one batch, which has none.
+        None where training has one batch too.
     top_biology, top_batch
-        (q,) components ranked on training experiments.
+        (q,) components ranked on training experiments, None where all are 0 there.
 
     Returns
     -------
     dict
-        A float each, or None where it is 0/0.
+        A pair each: the value and None, or None and the reason (a key of `contrasts.REASONS`).
     """
-    share = metrics.concentration_share(biology, top_biology)
-    return {
-        "concentration_share": share,
-        "concentration_corrected": (
-            None if share is None else metrics.corrected_share(share, len(top_biology), len(biology))
-        ),
-        "purity": metrics.purity(biology, batch, top_biology),
-        "participation": metrics.participation(biology),
-        "overlap": metrics.overlap(top_biology, top_batch),
+    no_rank = "no_training_effect" if top_biology is None else None
+    no_batch = no_rank or ("one_batch" if batch is None else None)
+    share = None if no_rank else metrics.concentration_share(biology, top_biology)
+    corrected = None if share is None else metrics.corrected_share(share, len(top_biology), len(biology))
+    purity = None if no_batch else metrics.purity(biology, batch, top_biology)
+    no_overlap = no_batch or ("no_batch_effect" if top_batch is None else None)
+    values = {
+        "concentration_share": (share, no_rank or "no_effect"),
+        "concentration_corrected": (corrected, no_rank or ("no_effect" if share is None else "no_spread")),
+        "purity": (purity, no_batch or "no_effect"),
+        "participation": (metrics.participation(biology), "no_effect"),
+        "overlap": (None if no_overlap else metrics.overlap(top_biology, top_batch), no_overlap),
     }
+    return {name: (value, reason if value is None else None) for name, (value, reason) in values.items()}
 
 
 def inner_splits(

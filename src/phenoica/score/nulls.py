@@ -1,8 +1,9 @@
 """The null of every score: reference controls relabelled at random within their plate have nothing to tell apart.
 
-A check for the scores, not one of them: the tests run it under every view, and it can be run on one's own data.
-Features of wells, their metadata and folds come in; the held-out AUROC of each random relabelling goes out. Its mean is
-0.5 within three standard errors (sd of the draws / sqrt(draws)) unless something of the test wells has leaked.
+A check for the scores, not one of them: features of wells, their metadata and folds come in; the held-out AUROC of each
+random relabelling goes out. Its mean is 0.5 within three standard errors (sd of the draws / sqrt(draws)) if probe and
+AUROC are calibrated and labels stay with their wells. Random labels are independent of every feature, also of features
+fitted on test wells, so this cannot detect a leak; what training decides is tested by replacing the held-out wells.
 """
 
 from __future__ import annotations

@@ -215,9 +215,11 @@ def l2_control(
         table = np.stack([np.asarray(decisions[v][position], dtype=np.float64) for v in views])
         # a held-out well far outside the training cloud has a huge decision, whose rounding is not a wrong basis
         unit = np.maximum(1.0, np.abs(table).max(axis=0))
-        largest = max(largest, float((np.ptp(table, axis=0) / unit).max()))
+        # np.maximum keeps NaN, which is never below a limit
+        largest = float(np.maximum(largest, (np.ptp(table, axis=0) / unit).max()))
         if labels is not None:
-            largest_auroc = max(largest_auroc, float(np.ptp([auroc(labels[position], row) for row in table])))
+            difference = np.ptp([auroc(labels[position], row) for row in table])
+            largest_auroc = float(np.maximum(largest_auroc, difference))
     return {
         "max_decision_difference": largest,
         "max_auroc_difference": None if labels is None else largest_auroc,

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from phenoica import schema
+from phenoica.score import intervals
 from phenoica.score.baselines import BASELINES
 from phenoica.score.contrasts import POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
 from phenoica.score.fold import (
@@ -28,12 +29,13 @@ from phenoica.score.fold import (
     WITHIN,
     table,
 )  # fmt: skip
-from phenoica.score.intervals import MIN_EXPERIMENTS, Interval, delong_interval, t_interval, weighted_mean
+from phenoica.score.intervals import Interval, delong_interval, t_interval, weighted_mean
 
 MACRO = "macro"
 OVER_FOLDS = -1
 COMPARED = "ica"  # the view that the differences and the verdict are about
 ROTATION = "rotation"
+WITHIN_MARK = "*"  # in the printed table, on intervals within these experiments
 _UNBOUNDED = ("participation",)
 # what identifies one score across folds
 _SCORE = ["contrast", "perturbation", "view", "test_data_used", "probe", "metric", "scope", "draw"]
@@ -58,17 +60,18 @@ def over_folds(
     DataFrame
         `schema.SCORE_COLUMNS`. Beside the rows of the folds: rotation with draw null is the mean over the probed (or,
         for concentration, all) draws; perturbation "macro" is the mean over perturbations, each weighing alike;
-        view_minus is filled in rows that hold the difference of ica and another view, for macro averages and positive
-        controls; fold -1 is over folds, with the interval (t over folds from four test experiments on, else "within
-        these experiments").
+        view_minus is filled in rows that hold the difference of ica and another view, for macro averages (of the
+        differences of single perturbations, where both views have a value) and positive controls; fold -1 is over
+        folds, with the interval (t over folds from four test experiments on, else "within these experiments"); beside a
+        value its reason tells why there is no interval or why folds are left out.
     """
     rows = pd.concat([_with_rotation_mean(frame) for frame in folds], ignore_index=True)
+    rows = pd.concat([rows, table(_differences(rows), rows.columns)], ignore_index=True)
     held_out = {int(record["fold"]): len(record["test_experiments"]) for record in decided}
-    macros = _macro_rows(rows, held_out)
-    by_fold = pd.concat([rows, table(macros, rows.columns)], ignore_index=True)
-    by_fold = pd.concat([by_fold, table(_differences(by_fold), rows.columns)], ignore_index=True)
-    confidence = config["score"]["confidence"]
-    joined = _join(by_fold, confidence)
+    macros = table(_macro_rows(rows, held_out), rows.columns)
+    kept = rows["view_minus"].isna() | rows["contrast"].isin([POSITIVE, POSITIVE_CUTTING])
+    by_fold = pd.concat([rows[kept], macros], ignore_index=True)
+    joined = _join(by_fold, _macro_centres(rows), config["score"]["confidence"])
     scores = pd.concat([by_fold, table(joined, rows.columns)], ignore_index=True)
     return table(scores[list(schema.SCORE_COLUMNS)].to_dict("records"), schema.SCORE_COLUMNS)
 
@@ -103,10 +106,10 @@ def _with_rotation_mean(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _macro_rows(rows: pd.DataFrame, held_out: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Average each contrast over its perturbations, in every fold."""
+    """Average each contrast, also the differences of two views, over its perturbations, in every fold."""
     single = rows[rows["metric"].isin([AUROC, HOYER])]
     result = []
-    for key, group in _groups(single, [c for c in _SCORE if c != "perturbation"] + ["fold"]):
+    for key, group in _groups(single, [c for c in _SCORE if c != "perturbation"] + ["view_minus", "fold"]):
         known = group[group["value"].notna()]
         result.append({
             **key, "perturbation": MACRO, "n_components": group["n_components"].iloc[0],
@@ -118,19 +121,20 @@ def _macro_rows(rows: pd.DataFrame, held_out: Mapping[int, int]) -> list[dict[st
     return result
 
 
-def _differences(by_fold: pd.DataFrame) -> list[dict[str, Any]]:
-    """Subtract every other view's held-out AUROC from that of ica, fold by fold."""
-    wanted = (by_fold["perturbation"] == MACRO) | by_fold["contrast"].isin([POSITIVE, POSITIVE_CUTTING])
-    single = by_fold["draw"].isna()  # rotation: the mean over draws
-    rows = by_fold[wanted & single & (by_fold["metric"] == AUROC) & (by_fold["probe"] == L1)]
+def _differences(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Subtract every other view's held-out AUROC from that of ica, perturbation by perturbation and fold by fold.
+
+    Averages are taken of these differences, so both views are averaged over the same perturbations and folds.
+    """
+    single = rows["draw"].isna()  # rotation: the mean over draws
+    rows = rows[single & (rows["metric"] == AUROC) & (rows["probe"] == L1)]
     index = ["contrast", "perturbation", "scope", "fold"]
-    ica = rows[rows["view"] == COMPARED].set_index(index)
+    ica = {tuple(row[c] for c in index): row for row in rows[rows["view"] == COMPARED].to_dict("records")}
     result = []
     for row in rows[rows["view"] != COMPARED].to_dict("records"):
-        key = tuple(row[c] for c in index)
-        if key not in ica.index:
+        other = ica.get(tuple(row[c] for c in index))
+        if other is None:
             continue
-        other = ica.loc[key]
         known = not (pd.isna(other["value"]) or pd.isna(row["value"]))
         result.append({
             **row, "view": COMPARED, "view_minus": row["view"], "n_components": other["n_components"],
@@ -145,22 +149,21 @@ def _widest(*used: str) -> str:
     return max(used, key=schema.TEST_DATA_USED.index)
 
 
-def _join(by_fold: pd.DataFrame, confidence: float) -> list[dict[str, Any]]:
-    """Return the rows over folds (fold -1)."""
-    centres = _macro_centres(by_fold)
+def _join(by_fold: pd.DataFrame, centres: Mapping[tuple, float], confidence: float) -> list[dict[str, Any]]:
+    """Return the rows over folds (fold -1); a fold without a value leaves its reason in the row."""
     rows = []
     for key, group in _groups(by_fold, [*_SCORE, "view_minus"]):
         known = group[group["value"].notna()]
         row = {
             **key, "n_components": group["n_components"].iloc[0], "fold": OVER_FOLDS,
             "n_case": known["n_case"].sum(), "n_reference": known["n_reference"].sum(),
-            "n_experiments": known["n_experiments"].sum(), "reason": _reasons(group if known.empty else known),
+            "n_experiments": known["n_experiments"].sum(), "reason": _reasons(group),
         }  # fmt: skip
         if key["contrast"] == L2_CONTRAST and len(known):
             worst = known["value"].min() if key["metric"] == L2_METRICS[-1] else known["value"].max()
-            row["value"] = worst
+            row["value"] = worst  # one fold in which the control fails is enough
         elif len(known):
-            centre = centres.get(tuple(key[c] for c in [*_CENTRE, "view_minus"]))
+            centre = centres.get(tuple(key[c] for c in _CENTRE))
             interval = _interval(key, known, confidence, centre)
             row.update({
                 "value": interval.value, "ci_low": interval.low, "ci_high": interval.high, "ci_kind": interval.kind,
@@ -170,25 +173,17 @@ def _join(by_fold: pd.DataFrame, confidence: float) -> list[dict[str, Any]]:
     return rows
 
 
-_CENTRE = ["contrast", "view", "probe", "metric", "scope", "draw"]
+_CENTRE = ["contrast", "view", "probe", "metric", "scope", "draw", "view_minus"]
 
 
-def _macro_centres(by_fold: pd.DataFrame) -> dict[tuple, float]:
+def _macro_centres(rows: pd.DataFrame) -> dict[tuple, float]:
     """Return each macro average over folds: perturbations weigh alike, whatever number of folds and pairs they have."""
-    single = by_fold[
-        (by_fold["perturbation"] != MACRO) & by_fold["metric"].isin([AUROC, HOYER]) & by_fold["view_minus"].isna()
-        & by_fold["value"].notna()
-    ]  # fmt: skip
+    single = rows[rows["metric"].isin([AUROC, HOYER]) & rows["value"].notna()]
     values: dict[tuple, list[float]] = {}
     for key, group in _groups(single, [*_CENTRE, "perturbation"]):
         found = weighted_mean(group["value"], _weights(key, group))
         values.setdefault(tuple(key[c] for c in _CENTRE), []).append(found)
-    centres = {(*key, None): float(np.mean(found)) for key, found in values.items()}
-    for (contrast, view, probe, metric, scope, draw, _), value in list(centres.items()):
-        ica = centres.get((contrast, COMPARED, probe, metric, scope, None, None))
-        if view != COMPARED and draw is None and ica is not None:
-            centres[contrast, COMPARED, probe, metric, scope, None, view] = ica - value
-    return centres
+    return {key: float(np.mean(found)) for key, found in values.items()}
 
 
 def _weights(key: Mapping[str, Any], group: pd.DataFrame) -> np.ndarray:
@@ -200,7 +195,7 @@ def _interval(key: Mapping[str, Any], known: pd.DataFrame, confidence: float, ce
     values, weights = known["value"].to_numpy(), _weights(key, known)
     macro = key.get("perturbation") == MACRO
     centre = centre if macro else None
-    if int(known["n_experiments"].sum()) >= MIN_EXPERIMENTS:
+    if int(known["n_experiments"].sum()) >= intervals.MIN_EXPERIMENTS:
         bounds = (-1.0, 1.0) if key["view_minus"] is not None else (0.0, 1.0)
         if key["metric"] in _UNBOUNDED:
             bounds = (1.0, float(known["n_components"].max()))
@@ -238,16 +233,32 @@ def _heading(total: pd.DataFrame, decided: Sequence[Mapping[str, Any]], config: 
     return [
         f"Held-out AUROC (.5 = no signal): L1 probe trained on other experiments, {len(decided)} folds over "
         f"{experiments} experiments,",
-        f"{config['score']['confidence']:.0%} intervals over folds. Encoder: {encoder['checkpoint']};",
+        f"{_interval_words(total, config['score']['confidence'])}. Encoder: {encoder['checkpoint']};",
         f"trained on images of the scored experiments: {encoder['encoder_saw_test_images']}.",
     ]
 
 
-def _score_lines(total: pd.DataFrame) -> list[str]:
-    auroc = total[
+def _auroc_rows(total: pd.DataFrame) -> pd.DataFrame:
+    return total[
         (total["metric"] == AUROC) & (total["probe"] == L1) & (total["scope"] == POOLED) & total["view_minus"].isna()
         & total["draw"].isna()
     ]  # fmt: skip
+
+
+def _interval_words(total: pd.DataFrame, confidence: float) -> str:
+    """Say what the intervals of the printed table speak of."""
+    auroc = _auroc_rows(total)
+    macro = (auroc["contrast"] == QUERY) & (auroc["perturbation"] == MACRO)
+    positive = auroc["contrast"].isin([POSITIVE, POSITIVE_CUTTING]) & (auroc["perturbation"] != MACRO)
+    kinds = set(auroc.loc[(macro | positive) & auroc["ci_low"].notna(), "ci_kind"])
+    within = intervals.WITHIN_EXPERIMENTS
+    words = {intervals.OVER_FOLDS: "over folds", within: f"{WITHIN_MARK} {within}"}
+    named = [text for kind, text in words.items() if kind in kinds]
+    return f"{confidence:.0%} intervals {', '.join(named)}" if named else "no intervals"
+
+
+def _score_lines(total: pd.DataFrame) -> list[str]:
+    auroc = _auroc_rows(total)
     single = auroc[(auroc["contrast"] == QUERY) & (auroc["perturbation"] != MACRO) & auroc["value"].notna()]
     columns = [(f"query ({single['perturbation'].nunique()})", QUERY, MACRO)]
     positives = auroc.loc[(auroc["contrast"] == POSITIVE) & (auroc["perturbation"] != MACRO), "perturbation"]
@@ -267,7 +278,8 @@ def _cell(lookup: pd.DataFrame, key: tuple[str, str, str]) -> str:
     if key not in lookup.index or pd.isna(lookup.loc[key, "value"]):
         return "not testable"
     row = lookup.loc[key]
-    return f"{row['value']:.3f}{_range(row)}"
+    mark = WITHIN_MARK if row["ci_kind"] == intervals.WITHIN_EXPERIMENTS else ""
+    return f"{row['value']:.3f}{_range(row)}{mark}"
 
 
 def _range(row: pd.Series, form: str = ".2f") -> str:
