@@ -11,6 +11,7 @@ from phenoica.disentangle.components import (
     component_table,
     omega2,
     reference_omega2,
+    variance_between,
 )
 from phenoica.errors import ControlsError
 
@@ -60,7 +61,7 @@ def test_effects_by_hand(make_metadata):
         ss_ref, df_ref = ss_ref + ((block - block.mean()) ** 2).sum(), df_ref + len(block) - 1
     for i, name in enumerate(found.perturbations):
         top = weights = ss = df = 0
-        case = obs["perturbation"] == name
+        case = obs["treatment" if name == "EIF3H_guide_1" else "perturbation"] == name
         for experiment in sorted(set(obs["experiment"][case])):
             here = (obs["experiment"] == experiment).to_numpy()
             a, b = frame[here & case.to_numpy()], frame[here & reference]
@@ -145,6 +146,141 @@ def test_batch_and_position_are_read_from_reference_controls_only(make_metadata)
     others = (obs["control_role"] != "reference").to_numpy()
     Z[others] = 10.0 * pd.factorize(obs["experiment"])[0][others, None]
     assert (reference_omega2(Z, obs, "experiment"), reference_omega2(Z, obs, "row")) == before
+
+
+def test_variance_between_within_nothing_is_one_way_anova():
+    rng = np.random.default_rng(0)
+    values, groups = rng.standard_normal((40, 3)), rng.integers(0, 5, 40)
+    share, p = variance_between(values, groups)
+    F = stats.f_oneway(*(values[groups == g] for g in range(5)))
+    np.testing.assert_allclose(p, F.pvalue)
+    np.testing.assert_allclose(share, np.clip(4 * (F.statistic - 1) / (4 * (F.statistic - 1) + 40), 0, None))
+    one_level = variance_between(values, groups, np.zeros(40))
+    np.testing.assert_allclose(one_level[0], share)
+    np.testing.assert_allclose(one_level[1], p)
+
+
+def test_variance_between_within_levels_compares_two_linear_models():
+    rng = np.random.default_rng(1)
+    values, groups, levels = rng.standard_normal((60, 4)), rng.integers(0, 7, 60), rng.integers(0, 4, 60)
+    values += levels[:, None] + 0.2 * groups[:, None]
+    levels[groups == 6], groups[levels == 3] = 3, 6  # this group is this level: nothing of it is left
+    share, p = variance_between(values, groups, levels)
+
+    def residual(*factors):
+        design = np.column_stack([factor[:, None] == np.unique(factor) for factor in factors]).astype(float)
+        fit, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
+        return ((values - design @ fit) ** 2).sum(axis=0), rank
+
+    (small, rank_small), (large, rank_large) = residual(levels), residual(levels, groups)
+    df, mean_square = rank_large - rank_small, large / (60 - rank_large)
+    assert df == 5  # six other groups, one of which the level means determine
+    np.testing.assert_allclose(p, stats.f.sf((small - large) / df / mean_square, df, 60 - rank_large))
+    total = ((values - values.mean(axis=0)) ** 2).sum(axis=0)
+    np.testing.assert_allclose(share, np.clip((small - large - df * mean_square) / (total + mean_square), 0, None))
+    assert (variance_between(values, levels, levels)[1] == 1).all()
+
+
+def big_plates(make_metadata, seed):
+    """Wells of 8 experiments on 1536-well plates: 192 reference controls on 32 rows and 48 columns."""
+    obs, rng = make_metadata(n_experiments=8, n_plates=3), np.random.default_rng(seed)
+    return obs.assign(row=rng.integers(1, 33, len(obs)), column=rng.integers(1, 49, len(obs)))
+
+
+def test_noise_on_a_large_plate_is_not_called_position(make_metadata):
+    found = []
+    for seed in range(10):
+        obs = big_plates(make_metadata, seed)
+        Z = np.random.default_rng(seed + 100).standard_normal((len(obs), 100))
+        table = component_table(Z, obs, view="ica", **RULES)
+        found.append(table["label"] == "position")
+        # omega2 alone is what noise reaches
+        assert (table[["row_omega2", "column_omega2"]].max(axis=1) >= 0.1).any()
+    assert np.mean(found) <= 0.005
+
+
+def test_a_batch_component_on_a_large_plate_is_batch_and_nothing_else(make_metadata):
+    labels = []
+    for seed in range(20):
+        obs, rng = big_plates(make_metadata, seed), np.random.default_rng(seed + 100)
+        shift = rng.standard_normal((8, 20))[pd.factorize(obs["experiment"])[0]]
+        Z = 1.5 * shift + rng.standard_normal((len(obs), 20))
+        labels += component_table(Z / Z.std(axis=0), obs, view="ica", **RULES)["label"].tolist()
+    assert np.mean(np.array(labels) == "batch") >= 0.98
+    assert "position" not in labels
+
+
+def test_a_batch_with_a_layout_of_its_own_is_not_position(make_metadata):
+    obs, rng = make_metadata(n_experiments=8, n_plates=3), np.random.default_rng(0)
+    code = pd.factorize(obs["experiment"])[0]
+    # every experiment has its controls on a few rows and columns, shared with one other experiment in part
+    obs = obs.assign(row=3 * code + rng.integers(1, 7, len(obs)), column=5 * code + rng.integers(1, 9, len(obs)))
+    Z = 2 * rng.standard_normal((8, 200))[code] + rng.standard_normal((len(obs), 200))
+    table = component_table(Z / Z.std(axis=0), obs, view="ica", **RULES)
+    assert (table["label"] == "batch").mean() >= 0.98
+    assert table[["row_omega2", "column_omega2"]].mean().max() < 0.03
+
+
+@pytest.mark.parametrize("axis", ["row", "column"])
+def test_position_on_a_large_plate_is_found_beside_noise_and_below_a_batch(make_metadata, axis):
+    obs, rng = big_plates(make_metadata, 0), np.random.default_rng(0)
+    Z = rng.standard_normal((len(obs), 50))
+    gradient = (obs[axis] - obs[axis].mean()).to_numpy() / obs[axis].std()
+    Z[:, 7] += 2 * gradient
+    Z[:, 8] += 2 * gradient + 3 * rng.standard_normal(8)[pd.factorize(obs["experiment"])[0]]
+    table = component_table(Z / Z.std(axis=0), obs, view="ica", **RULES)
+    assert table["label"][7] == "position" and table["label"][8] == "mixed"
+    assert table[f"{axis}_omega2"][7] > 0.6 and table["position_p"][7] < 1e-6
+    # a share of the whole variance: the batch takes its part
+    assert table[f"{axis}_omega2"][8] < table[f"{axis}_omega2"][7]
+
+
+def test_position_and_batch_need_the_share_as_well_as_the_test(make_metadata):
+    obs, rng = make_metadata(n_experiments=8, n_plates=3), np.random.default_rng(0)
+    Z = rng.standard_normal((len(obs), 2))
+    Z[:, 0] += 1.5 * (obs["row"] - 4.5) / 2.3
+    Z[:, 1] += 1.5 * rng.standard_normal(8)[pd.factorize(obs["experiment"])[0]]
+    for limit, labels in ((0.1, ["position", "batch"]), (0.9, ["unexplained", "unexplained"])):
+        table = component_table(Z / Z.std(axis=0), obs, view="ica", alpha=0.05, min_omega2=limit)
+        assert list(table["label"]) == labels
+        assert table["position_p"][0] < 1e-6 and table["batch_p"][1] < 1e-6
+
+
+def test_few_reference_controls_make_no_batch_by_chance(make_metadata):
+    obs = make_metadata(n_experiments=8, n_plates=1)
+    seen = obs[(obs["control_role"] != "reference") | (obs.groupby(["experiment", "control_role"]).cumcount() < 3)]
+    Z = np.random.default_rng(0).standard_normal((len(seen), 500))
+    table = component_table(Z, seen, view="ica", **RULES)
+    assert (table["batch_omega2"] >= 0.1).mean() > 0.1
+    assert (table["label"] == "batch").mean() < 0.01
+
+
+def test_a_significant_effect_that_is_small_is_not_biology(make_metadata):
+    obs = make_metadata()
+    rng = np.random.default_rng(0)
+    query = (obs["control"] == "none").to_numpy()
+    # queries vary widely and alike in every experiment, controls hardly: the smallest effect is significant
+    Z = np.where(query[:, None], 1.4, 0.1) * rng.standard_normal((len(obs), 2))
+    Z[(obs["perturbation"] == "PLK1").to_numpy()] += [0.2, 0.6]
+    table = component_table(Z, obs, view="ica", **RULES)
+    assert (table["perturbation_p"] < 1e-6).all()
+    assert list(table["label"]) == ["unexplained", "biology"]
+
+
+def test_a_cutting_guide_is_not_the_query_of_the_same_gene(make_metadata):
+    obs = make_metadata()
+    gene = (obs["perturbation"] == "GENE03") | (obs["control"] == "cutting")
+    obs.loc[gene, "perturbation"] = "SRC"
+    query, cutting = ((gene & (obs["control"] == kind)).to_numpy() for kind in ("none", "cutting"))
+    obs.loc[cutting, "treatment"] = [f"SRC_guide_{1 + i % 2}" for i in range(cutting.sum())]
+    Z = np.zeros((len(obs), 1)) + 3.0 * query[:, None]
+    Z[cutting & (obs["treatment"] == "SRC_guide_2").to_numpy()] = -1
+    found = component_effects(Z, obs)
+    effect = dict(zip(found.perturbations, found.effect[:, 0], strict=True))
+    assert effect["SRC"] == pytest.approx(3)
+    assert effect["SRC_guide_1"] == 0 and effect["SRC_guide_2"] == pytest.approx(-1)
+    n_case = dict(zip(found.perturbations, found.n_case, strict=True))
+    assert n_case["SRC"] == query.sum() and n_case["SRC_guide_1"] == cutting.sum() / 2
 
 
 def test_one_experiment_has_no_batch(make_metadata):

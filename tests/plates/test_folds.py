@@ -70,6 +70,16 @@ def test_a_perturbation_in_one_experiment_is_untestable_and_one_experiment_is_on
     assert assign_folds(wells({"G": ["e0"]}), config())["fold"].tolist() == [0]
 
 
+def test_a_query_is_untestable_although_its_gene_is_a_control_elsewhere():
+    obs = pd.concat([
+        wells({"G": ["e0", "e1"], "SRC": ["e0"]}),
+        wells({"SRC": ["e0", "e1"]}).assign(control="cutting"),
+        wells({"HCK": ["e1"]}).assign(control="cutting"),
+    ])  # fmt: skip
+    folds = pd.DataFrame({"experiment": ["e0", "e1"], "fold": [0, 1]})
+    assert untestable(obs, folds) == ["HCK (cutting control)", "SRC"]
+
+
 def test_same_seed_same_folds():
     obs = wells({f"G{i}": [f"e{i % 7}", f"e{(3 * i + 1) % 7}"] for i in range(12)})
     a, b = (assign_folds(obs.sample(frac=1, random_state=s), config()) for s in (0, 1))

@@ -6,6 +6,8 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from phenoica import config as configuration
 from phenoica import schema
@@ -201,6 +203,103 @@ def test_a_perturbation_that_kills_every_well_is_not_called_a_failed_dispense():
     assert names(wells, single[0], schema.QC_ACQUISITION) == ["empty"]
 
 
+def spoil(obs, measures, rows, kind):
+    """Make wells look empty or blurred, in place."""
+    if kind == "empty":
+        obs.loc[obs.index[rows], schema.CELL_COUNT] = 0.0
+        measures.loc[measures.index[rows], [f"c{c}_sd" for c in CHANNELS]] = 1.0
+    else:
+        measures.loc[measures.index[rows], [f"c{c}_focus" for c in CHANNELS]] = -6.0
+
+
+@pytest.mark.parametrize(("kind", "phenotype"), [("empty", "no_cells"), ("focus", "low_focus")])
+@pytest.mark.parametrize(
+    ("wells_of_it", "failed", "spared"),
+    [(2, 2, False), (3, 2, False), (3, 3, True), (7, 3, False), (7, 4, True), (12, 6, False), (12, 7, True)],
+)
+def test_a_failure_is_a_phenotype_only_if_enough_replicates_show_it(kind, phenotype, wells_of_it, failed, spared):
+    # at least half of the other wells, and at least two
+    obs, measures, X = make_wells()
+    all_of_it = np.flatnonzero(obs[schema.PERTURBATION] == "GENE3")
+    obs.loc[obs.index[all_of_it[wells_of_it:]], schema.PERTURBATION] = "OTHER"
+    rows = all_of_it[:failed]
+    spoil(obs, measures, rows, kind)
+    wells, _ = run.assess(obs, measures, X, CONFIG)
+    for i in rows:
+        assert names(wells, i, schema.QC_ACQUISITION) == ([] if spared else [kind])
+        assert (phenotype in names(wells, i, schema.QC_PHENOTYPE)) == spared
+        assert wells[schema.QC_PASS].iloc[i] == spared
+    assert wells[schema.QC_PASS].drop(rows).all()
+
+
+def test_dying_wells_are_spared_whether_they_look_empty_or_blurred():
+    obs, measures, X = make_wells()
+    rows = np.flatnonzero(obs[schema.PERTURBATION] == "GENE3")
+    spoil(obs, measures, rows[:3], "empty")
+    spoil(obs, measures, rows[3:8], "focus")
+    wells, _ = run.assess(obs, measures, X, CONFIG)
+    assert wells[schema.QC_PASS].all()
+    assert all("no_cells" in names(wells, i, schema.QC_PHENOTYPE) for i in rows[:3])
+    assert all("low_focus" in names(wells, i, schema.QC_PHENOTYPE) for i in rows[3:8])
+
+
+@pytest.mark.parametrize("kind", ["empty", "focus"])
+def test_negative_controls_are_never_spared(kind):
+    obs, measures, X = make_wells(n_negative=40)
+    rows = np.flatnonzero(obs[schema.CONTROL] == schema.NEGATIVE)[:3]
+    obs.loc[obs.index[rows], schema.PERTURBATION] = "ODD_control"
+    spoil(obs, measures, rows, kind)
+    wells, _ = run.assess(obs, measures, X, CONFIG)
+    assert all(names(wells, i, schema.QC_ACQUISITION) == [kind] for i in rows)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000))
+def test_acquisition_flags_depend_on_their_own_experiment_only(seed):
+    rng = np.random.default_rng(seed)
+    parts = [make_wells(n_plates=2, seed=k, experiment=f"exp-{k}") for k in (1, 2)]
+    n = len(parts[0][0])
+    for obs, measures, _ in parts:
+        # a few failed wells anywhere, and whole perturbations that fail; more of them in the second experiment
+        spoil(obs, measures, rng.choice(n, 6, replace=False), "empty")
+        spoil(obs, measures, rng.choice(n, 6, replace=False), "focus")
+    obs, measures, X = parts[1]
+    for kind in ("empty", "focus"):
+        whole = np.isin(obs[schema.PERTURBATION], [f"GENE{g}" for g in rng.choice(10, 4, replace=False)])
+        spoil(obs, measures, np.flatnonzero(whole), kind)
+    measures *= rng.uniform(0.5, 1.5, measures.shape[1])
+    alone, _ = run.assess(*parts[0], CONFIG)
+    both, _ = run.assess(*(f([a, b]) for f, a, b in zip((pd.concat,) * 2 + (np.concatenate,), *parts, strict=True)),
+                         CONFIG)  # fmt: skip
+    columns = [schema.WELL_ID, schema.QC_ACQUISITION, schema.QC_PASS]
+    pd.testing.assert_frame_equal(both[columns].iloc[:n], alone[columns])
+
+
+def test_another_experiment_cannot_excuse_a_failed_well():
+    parts = [make_wells(n_plates=2, seed=k, experiment=f"exp-{k}") for k in (1, 2)]
+    where = [np.flatnonzero(obs[schema.PERTURBATION] == "GENE4") for obs, _, _ in parts]
+    for kind, at in (("empty", 0), ("focus", 1)):
+        spoil(*parts[0][:2], where[0][at : at + 1], kind)
+    spoil(*parts[1][:2], where[1], "empty")
+    obs, measures = (pd.concat([parts[0][i], parts[1][i]]) for i in (0, 1))
+    wells, _ = run.assess(obs, measures, np.concatenate([parts[0][2], parts[1][2]]), CONFIG)
+    assert names(wells, where[0][0], schema.QC_ACQUISITION) == ["empty"]
+    assert names(wells, where[0][1], schema.QC_ACQUISITION) == ["focus"]
+    assert wells[schema.QC_PASS].iloc[len(parts[0][0]) :].all()
+
+
+@pytest.mark.parametrize(("n_fit", "known"), [(8, True), (2, False)])
+def test_the_distance_of_a_plate_is_from_its_fit_controls(n_fit, known):
+    obs, measures, X = make_wells(n_plates=1, n_negative=10)
+    negative = np.flatnonzero(obs[schema.CONTROL] == schema.NEGATIVE)
+    obs.loc[obs.index[negative], schema.CONTROL_ROLE] = ["fit"] * n_fit + ["reference"] * (10 - n_fit)
+    far = queries(obs)[0]
+    X[far] += 50
+    wells, plates = run.assess(obs, measures, X, CONFIG)
+    assert ("distance" in names(wells, far, schema.QC_PHENOTYPE)) == known
+    assert ("no distance limit" in plates.loc[0, "reasons"]) == (not known)
+
+
 def test_plate_out_of_focus_is_seen_against_its_sister_plates():
     obs, measures, X = make_wells()
     second = obs[schema.PLATE_ID] == "exp-1_2"
@@ -232,7 +331,37 @@ def test_a_column_is_blocked_only_beyond_what_the_other_columns_explain(low_here
     count = np.full(70, 30.0)
     count[:low_here] = 2
     count[here : here + low_elsewhere] = 2
-    assert plate_stats.blocked_columns(count, column) == found
+    perturbation = np.array([f"GENE{i}" for i in range(70)])
+    assert plate_stats.blocked_columns(count, column, perturbation, np.zeros(70, dtype=bool)) == found
+
+
+@pytest.mark.parametrize(
+    ("labels", "negative", "found"),
+    [
+        (["PLK1"] * 5, [], []),
+        (["PLK1", "PLK1", "MTOR", "PLK1", "MTOR"], [], []),
+        (["PLK1", "PLK1", "MTOR", "PLK1", "SRC"], [], [7]),
+        (["PLK1", "PLK1", "EMPTY_control", "PLK1", "PLK1"], [2], [7]),
+        (["PLK1"] * 5, [40], []),  # a negative control elsewhere says nothing of this column
+    ],
+)
+def test_a_column_given_to_a_toxic_control_is_no_dispenser_failure(labels, negative, found):
+    column = np.r_[np.full(6, 7), 8 + np.arange(64) // 2]
+    count = np.full(70, 30.0)
+    count[:5] = 2
+    # the sixth well of the column is not low and makes nothing mixed
+    perturbation = np.array([*labels, "HCK", *(f"GENE{i}" for i in range(64))])
+    control = np.isin(np.arange(70), negative)
+    assert plate_stats.blocked_columns(count, column, perturbation, control) == found
+
+
+def test_toxic_positive_controls_in_one_plate_column_pass():
+    obs, measures, X = make_wells()
+    toxic = np.flatnonzero((obs[schema.PERTURBATION] == "PLK1") & (obs[schema.PLATE_ID] == "exp-1_1"))
+    obs.loc[obs.index[toxic], schema.COLUMN] = 48
+    obs.loc[obs.index[toxic], schema.CELL_COUNT] = 5.0
+    wells, plates = run.assess(obs, measures, X, CONFIG)
+    assert wells[schema.QC_PASS].all() and (plates["flags"] == "").all()
 
 
 def test_plate_without_controls_gets_reasons_instead_of_limits():

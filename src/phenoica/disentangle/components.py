@@ -1,9 +1,9 @@
 """What a component carries: perturbations, the batch, the position on the plate, or nothing that is known.
 
 In go the components of training wells and their metadata, out comes a table with a row a component. Batch
-and position are omega2 on reference controls only; biology is the effect of perturbations against reference
-controls of the same experiment, so a batch effect cannot pass for it. The same functions
-measure held-out wells.
+and position (within batches) are omega2 and its F test on reference controls only; biology is the effect of
+perturbations against reference controls of the same experiment, so a batch effect cannot pass for it. The same
+functions measure held-out wells.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from phenoica.schema import (
     COLUMN,
     CONTROL,
     CONTROL_ROLE,
+    CUTTING,
     EXPERIMENT,
     MIXED,
     NEGATIVE,
@@ -29,6 +30,7 @@ from phenoica.schema import (
     POSITION,
     REFERENCE,
     ROW,
+    TREATMENT,
     UNEXPLAINED,
     component_names,
 )
@@ -41,7 +43,8 @@ class Effects:
     Attributes
     ----------
     perturbations
-        The p perturbations that share an experiment with a reference control, sorted.
+        The p perturbations that share an experiment with a reference control, sorted. A cutting control goes
+        by its guide (the treatment): its gene may be a query as well.
     effect, standard_error
         float64 (p, k), mean of case minus reference within an experiment, averaged over experiments.
     degrees
@@ -96,19 +99,61 @@ def omega2(values: np.ndarray, groups: np.ndarray | pd.Series) -> np.ndarray:
         float64 (k,) in [0, 1]. It is 0 where it cannot be measured: one group, no well beyond one a group,
         no variance.
     """
+    return variance_between(values, groups)[0]
+
+
+def variance_between(
+    values: np.ndarray, groups: np.ndarray | pd.Series, within: np.ndarray | pd.Series | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the share of a component's variance that lies between groups, and its F test.
+
+    Analysis of variance. Without `within` one-way: omega2 = (SS_between - df MS_rest) / (SS_total + MS_rest)
+    (Hays 1963), F = SS_between / df / MS_rest. With `within` the means of its levels are removed from the
+    values and from the group indicators first, so SS_between is what groups explain beyond the levels, df the
+    rank of the indicators that is left, and their n - levels - df the degrees of freedom of the rest;
+    SS_total stays that of all values, so omega2 is a share of the whole variance.
+
+    Parameters
+    ----------
+    values
+        (n, k).
+    groups
+        (n,) labels, such as the plate columns of the wells.
+    within
+        (n,) labels, such as the batches of the wells, or None.
+
+    Returns
+    -------
+    omega2 : ndarray
+        float64 (k,) in [0, 1]; 0 where it cannot be measured: groups that do not differ beyond `within`, no
+        degree of freedom of the rest, no variance.
+    p : ndarray
+        float64 (k,), upper tail of F; 1 where it cannot be measured.
+    """
+    from scipy import stats
+
     values = np.asarray(values, dtype=np.float64)
     codes, names = pd.factorize(np.asarray(groups))
     n, g = len(values), len(names)
-    if g < 2 or n <= g:
-        return np.zeros(values.shape[1])
     centred = values - values.mean(axis=0)
-    counts, means, within = _group_statistics(centred, codes, g)
-    total = (centred**2).sum(axis=0)
-    mean_square = within.sum(axis=0) / (n - g)
-    between = (counts[:, None] * means**2).sum(axis=0)
-    explained = between - (g - 1) * mean_square
-    whole = total + mean_square
-    return np.clip(np.divide(explained, whole, out=np.zeros_like(whole), where=whole > 0), 0.0, None)
+    whole = (centred**2).sum(axis=0)
+    if within is None:
+        counts, means, squares = _group_statistics(centred, codes, g)
+        between, df = (counts[:, None] * means**2).sum(axis=0), g - 1
+        rest, df_rest = squares.sum(axis=0), n - g
+    else:
+        levels, level_names = pd.factorize(np.asarray(within))
+        centred = _centre(centred, levels, len(level_names))
+        basis, size, _ = np.linalg.svd(_centre(np.eye(g)[codes], levels, len(level_names)), full_matrices=False)
+        basis = basis[:, size > n * np.finfo(np.float64).eps * np.sqrt(n)]
+        between, df = ((basis.T @ centred) ** 2).sum(axis=0), basis.shape[1]
+        rest, df_rest = np.clip((centred**2).sum(axis=0) - between, 0.0, None), n - len(level_names) - df
+    if df < 1 or df_rest < 1:
+        return np.zeros(values.shape[1]), np.ones(values.shape[1])
+    mean_square = rest / df_rest
+    share = np.divide(between - df * mean_square, whole + mean_square, out=np.zeros_like(whole), where=whole > 0)
+    F = np.divide(between / df, mean_square, out=np.full_like(whole, np.inf), where=mean_square > 0)
+    return np.clip(share, 0.0, None), np.where(between > 0, stats.f.sf(F, df, df_rest), 1.0)
 
 
 def reference_omega2(Z: np.ndarray, obs: pd.DataFrame, column: str) -> np.ndarray:
@@ -119,8 +164,7 @@ def reference_omega2(Z: np.ndarray, obs: pd.DataFrame, column: str) -> np.ndarra
     ControlsError
         If there is no reference control.
     """
-    reference = _reference_rows(obs)
-    return omega2(np.asarray(Z)[reference], obs[column].astype(str).to_numpy()[reference])
+    return _reference_variance(Z, obs, column)[0]
 
 
 def component_effects(Z: np.ndarray, obs: pd.DataFrame) -> Effects:
@@ -130,8 +174,8 @@ def component_effects(Z: np.ndarray, obs: pd.DataFrame) -> Effects:
     reference controls of e. Differences are averaged over experiments with weights n_case n_ref / (n_case +
     n_ref). The variance of a well is pooled over experiments within a perturbation, and over experiments for
     the references; a perturbation with one well an experiment borrows the references' variance. Wells are
-    the replicates. Negative controls are no perturbation; an experiment without reference controls
-    contributes nothing.
+    the replicates. Negative controls are no perturbation, each guide of the cutting controls is one; an
+    experiment without reference controls contributes nothing.
 
     Parameters
     ----------
@@ -162,7 +206,9 @@ def component_effects(Z: np.ndarray, obs: pd.DataFrame) -> Effects:
             "effects need an experiment with two reference controls and one with a reference control and a "
             "case; list the negative controls in plates.negative_controls or lower plates.fit_control_share"
         )
-    perturbations, perturbation = np.unique(obs[PERTURBATION].astype(str).to_numpy()[case], return_inverse=True)
+    cutting = (obs[CONTROL].astype(str) == CUTTING).to_numpy()
+    label = np.where(cutting, obs[TREATMENT].astype(str).to_numpy(), obs[PERTURBATION].astype(str).to_numpy())
+    perturbations, perturbation = np.unique(label[case], return_inverse=True)
     cells, cell = np.unique(perturbation * len(names) + codes[case], return_inverse=True)
     n_case, mean_case, ss_case = _group_statistics(Z[case], cell, len(cells))
     of, where = cells // len(names), cells % len(names)
@@ -205,12 +251,14 @@ def component_table(
 ) -> pd.DataFrame:  # fmt: skip
     """Describe every component of a view on training wells.
 
-    A component carries *batch* if omega2 of the batch on reference controls is at least `min_omega2`, and
-    *position* if omega2 of the row or of the column is. It carries *biology* if its perturbation effects are
-    significant (Simes p over perturbations, Benjamini-Hochberg over components, level `alpha`) and at least
-    one perturbation that passes Benjamini-Hochberg within the component has a squared effect, corrected for
-    noise, of at least `min_omega2` (the component's variance is 1). The label is the one thing it carries,
-    "mixed" for several, "unexplained" for none.
+    A component carries *batch* if omega2 of the batch on reference controls is at least `min_omega2` and its F
+    test passes Benjamini-Hochberg over components at level `alpha`. It carries *position* if the same holds
+    for the row or for the column, measured within batches (`variance_between`) and with the tests of both in
+    one family of 2 k; few wells on many rows and columns reach any omega2 by chance, hence the test. It carries
+    *biology* if its perturbation effects are significant (Simes p over perturbations, Benjamini-Hochberg over
+    components, level `alpha`) and at least one perturbation that passes Benjamini-Hochberg within the component
+    has a squared effect, corrected for noise, of at least `min_omega2` (the component's variance is 1). The
+    label is the one thing it carries, "mixed" for several, "unexplained" for none.
 
     Parameters
     ----------
@@ -231,7 +279,9 @@ def component_table(
     -------
     DataFrame
         A row a component: view, draw (nullable), component, index, label, batch_omega2, row_omega2,
-        column_omega2, biology (see `Effects.biology`), perturbation_share (share of perturbations past
+        column_omega2 (what the label uses: on reference controls, row and column after removing batch means,
+        as shares of the whole variance), batch_p, position_p (F tests, adjusted; position is the smaller of
+        row and column), biology (see `Effects.biology`), perturbation_share (share of perturbations past
         Benjamini-Hochberg within the component), perturbation_p (Simes p, adjusted over components),
         top_perturbation and top_effect (largest absolute effect, signed), n_perturbations, kurtosis (excess)
         and skew (population moments of all these wells).
@@ -248,12 +298,14 @@ def component_table(
     effects = component_effects(Z, obs)
     hits, p = _hits(effects.p_values, alpha)
     top = np.abs(effects.effect).argmax(axis=0)
-    batch, row, column = (reference_omega2(Z, obs, c) for c in (batch_key, ROW, COLUMN))
+    batch, batch_p = _reference_variance(Z, obs, batch_key)
+    place, place_p = np.stack([_reference_variance(Z, obs, c, within=batch_key) for c in (ROW, COLUMN)], axis=1)
+    batch_p, place_p = adjust(batch_p), adjust(place_p.ravel()).reshape(2, k)
     strong = (hits & (effects.squared >= min_omega2)).any(axis=0) & (p <= alpha)
     carries = {
         BIOLOGY: strong,
-        BATCH: batch >= min_omega2,
-        POSITION: np.maximum(row, column) >= min_omega2,
+        BATCH: (batch >= min_omega2) & (batch_p <= alpha),
+        POSITION: ((place >= min_omega2) & (place_p <= alpha)).any(axis=0),
     }
     # a column that is constant on training wells (all 0) has no third or fourth moment: 0 like a Gaussian
     moments = np.zeros((2, k))
@@ -266,8 +318,10 @@ def component_table(
         "index": np.arange(k),
         "label": _labels(carries),
         "batch_omega2": batch,
-        "row_omega2": row,
-        "column_omega2": column,
+        "row_omega2": place[0],
+        "column_omega2": place[1],
+        "batch_p": batch_p,
+        "position_p": place_p.min(axis=0),
         "biology": effects.biology,
         "perturbation_share": hits.mean(axis=0),
         "perturbation_p": p,
@@ -308,6 +362,15 @@ def _labels(carries: dict[str, np.ndarray]) -> list[str]:
     return labels
 
 
+def _reference_variance(
+    Z: np.ndarray, obs: pd.DataFrame, column: str, within: str | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return `variance_between` of an obs column on the reference controls, within another column if named."""
+    reference = _reference_rows(obs)
+    labels, levels = (None if c is None else obs[c].astype(str).to_numpy()[reference] for c in (column, within))
+    return variance_between(np.asarray(Z)[reference], labels, levels)
+
+
 def _reference_rows(obs: pd.DataFrame) -> np.ndarray:
     rows = (obs[CONTROL_ROLE].astype(str) == REFERENCE).to_numpy()
     if not rows.any():
@@ -324,6 +387,11 @@ def _sum_by(codes: np.ndarray, n_groups: int) -> Any:
 
     n = len(codes)
     return sparse.csr_array((np.ones(n), (codes, np.arange(n))), shape=(n_groups, n))
+
+
+def _centre(values: np.ndarray, codes: np.ndarray, n_groups: int) -> np.ndarray:
+    """Return the (n, k) values minus the means of their groups."""
+    return values - _group_statistics(values, codes, n_groups)[1][codes]
 
 
 def _group_statistics(

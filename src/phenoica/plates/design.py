@@ -34,23 +34,26 @@ def design_table(metadata: pd.DataFrame, plates_config: Mapping[str, Any]) -> pd
     """
     control, source = classify_controls(metadata, plates_config)
     table = metadata.assign(
-        control=control, control_source=source, plate_id=metadata["experiment_name"] + "_" + metadata["plate"]
+        **{schema.CONTROL: control, schema.PLATE_ID: metadata["experiment_name"] + "_" + metadata[schema.PLATE]},
+        control_source=source,
     )
     table[["gene", LABEL]] = table[["gene", LABEL]].fillna("")
     rows = []
     for (treatment, gene, label, kind, origin), wells in table.groupby(
-        ["treatment", "gene", LABEL, "control", "control_source"], sort=True
+        [schema.TREATMENT, "gene", LABEL, schema.CONTROL, "control_source"], sort=True
     ):
-        counts = wells["address"].value_counts()
+        counts = wells[schema.ADDRESS].value_counts()
         top = sorted(counts.index[counts == counts.iloc[0]])[0]
         rows.append({
-            "treatment": treatment, "gene": gene, LABEL: label, "control": kind, "control_source": origin,
-            "n_wells": len(wells), "n_plates": wells["plate_id"].nunique(),
+            schema.TREATMENT: treatment, "gene": gene, LABEL: label, schema.CONTROL: kind, "control_source": origin,
+            "n_wells": len(wells), "n_plates": wells[schema.PLATE_ID].nunique(),
             "n_experiments": wells["experiment_name"].nunique(), "n_addresses": len(counts),
             "top_address": top, "top_address_share": round(float(counts.iloc[0]) / len(wells), 3),
         })  # fmt: skip
     order = {schema.NEGATIVE: 0, schema.POSITIVE: 1, schema.CUTTING: 2, schema.NONE: 3}
     result = pd.DataFrame(rows)
     return result.sort_values(
-        ["control", "treatment"], key=lambda s: s.map(order) if s.name == "control" else s, ignore_index=True
+        [schema.CONTROL, schema.TREATMENT],
+        key=lambda s: s.map(order) if s.name == schema.CONTROL else s,
+        ignore_index=True,
     )

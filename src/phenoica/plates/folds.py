@@ -105,8 +105,13 @@ def color(weights: np.ndarray, n_colors: int, seed: int) -> np.ndarray:
 
 
 def untestable(obs: pd.DataFrame, folds: pd.DataFrame) -> list[str]:
-    """Return the perturbations that no fold can test: all their experiments fall in one fold (or outside any)."""
+    """Return the perturbations that no fold can test: all their experiments fall in one fold (or outside any).
+
+    A gene that is a query here and a control there counts once as each; a control says so behind its name.
+    """
     fold_of = dict(zip(folds[schema.EXPERIMENT], folds[schema.FOLD], strict=True))
     known = obs[(obs[schema.CONTROL] != schema.NEGATIVE) & obs[schema.EXPERIMENT].astype(str).isin(fold_of)]
-    spread = known[schema.EXPERIMENT].astype(str).map(fold_of).groupby(known[schema.PERTURBATION].astype(str)).nunique()
-    return sorted(spread.index[spread < 2])
+    fold = known[schema.EXPERIMENT].astype(str).map(fold_of)
+    spread = fold.groupby([known[c].astype(str) for c in (schema.PERTURBATION, schema.CONTROL)]).nunique()
+    alone = spread.index[spread < 2]
+    return sorted(name if control == schema.NONE else f"{name} ({control} control)" for name, control in alone)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FOCUS, SATURATION, MISSING, EMPTY = "focus", "saturation", "missing", "empty"
 PLATE_FOCUS, DISPENSER = "plate_focus", "dispenser"
-COUNT, DISTANCE, NO_CELLS = "count", "distance", "no_cells"
+COUNT, DISTANCE, NO_CELLS, LOW_FOCUS = "count", "distance", "no_cells", "low_focus"
 NO_LIMITS = "no_limits"
 
 ACQUISITION_WORDS = {
@@ -38,7 +38,9 @@ PHENOTYPE_WORDS = {
     COUNT: "unusual number of cells for this plate",
     DISTANCE: "embedding far from the control wells of this plate",
     NO_CELLS: "no cells, as in other wells of this perturbation: read as a strong effect, not as a failure",
+    LOW_FOCUS: "blurrier than the control wells, as other wells of this perturbation: read as an effect",
 }
+SPARED = {EMPTY: NO_CELLS, FOCUS: LOW_FOCUS}  # what these two become where replicates show them
 PLATE_WORDS = {
     PLATE_FOCUS: "the whole plate is blurrier than the other plates of its experiment",
     DISPENSER: "a plate column looks as if nothing was dispensed into it",
@@ -206,30 +208,33 @@ def phenotype_flags(
     return flags, reasons
 
 
-def spare_replicated_emptiness(
+def spare_replicated_failures(
     acquisition: Sequence[set[str]],
     phenotype: Sequence[set[str]],
     perturbation: np.ndarray,
+    experiment: np.ndarray,
     control: np.ndarray,
 ) -> None:
-    """Turn `empty` into the phenotype flag `no_cells` where replicates are empty too, in place.
+    """Turn `empty` and `focus` into phenotype flags (see `SPARED`) where replicates have one too, in place.
 
-    One well without cells may be a failed dispense; when at least half of the other wells of the same
-    perturbation (two or more, on whatever plate) are empty as well, the perturbation kills and must not be
-    deleted.
+    One well without cells may be a failed dispense and one blurred well a failed image; when at least half of
+    the other wells of the same perturbation in the same experiment (two or more, on whatever plate) are empty
+    or blurred as well, the perturbation does that and must not be deleted. The two flags count alike, because
+    a well with next to no cells is called one or the other by chance. Other experiments have no say: a
+    held-out one would decide which wells are trained on.
 
     Parameters
     ----------
     acquisition, phenotype
-        n sets of flags each, all wells of the run.
-    perturbation, control
+        n sets of flags each, all wells of the run; before flags of whole plates or columns are added.
+    perturbation, experiment, control
         (n,) labels; negative controls are never spared.
     """
-    empty = np.array([EMPTY in f for f in acquisition], dtype=bool)
-    for label in np.unique(perturbation[empty]):
-        rows = np.flatnonzero((perturbation == label) & (control != schema.NEGATIVE))
-        others_empty, others = empty[rows].sum() - 1, len(rows) - 1
-        if others_empty >= max(2, others / 2):
-            for i in rows[empty[rows]]:
-                acquisition[i].discard(EMPTY)
-                phenotype[i].add(NO_CELLS)
+    failed = np.array([not f.isdisjoint(SPARED) for f in acquisition], dtype=bool)
+    for label, where in sorted(set(zip(perturbation[failed], experiment[failed], strict=True))):
+        rows = np.flatnonzero((perturbation == label) & (experiment == where) & (control != schema.NEGATIVE))
+        others_failed, others = failed[rows].sum() - 1, len(rows) - 1
+        if others_failed >= max(2, others / 2):
+            for i in rows:
+                phenotype[i].update(SPARED[name] for name in acquisition[i] & SPARED.keys())
+                acquisition[i] -= SPARED.keys()

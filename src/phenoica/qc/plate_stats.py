@@ -18,6 +18,7 @@ MIN_EDGE_WELLS = 3
 MIN_COLUMN_WELLS = 3  # and as many low ones
 BLOCKED_SHARE = 0.5  # a low well holds less than this share of the plate's median
 BLOCKED_ALPHA = 0.01  # per plate
+BLOCKED_PERTURBATIONS = 3  # fewer different ones with low wells may be toxic
 
 
 @dataclass(frozen=True)
@@ -258,14 +259,14 @@ def plate_focus_shift(control_focus: list[np.ndarray], experiment: np.ndarray) -
     return shifts, reasons
 
 
-def blocked_columns(count: np.ndarray, column: np.ndarray) -> list[int]:
+def blocked_columns(count: np.ndarray, column: np.ndarray, perturbation: np.ndarray, control: np.ndarray) -> list[int]:
     """Return the plate columns that a dispenser seems to have missed.
 
     A well is low if it holds less than half of the plate's median cell count. A column of at least
     `MIN_COLUMN_WELLS` low wells is blocked if its own median is low and it has more low wells than the low
     share of the other columns explains: exact binomial test at `BLOCKED_ALPHA`, Bonferroni over the columns
-    tested. A spread-out toxic perturbation does not do that, because layouts mix perturbations within a
-    column.
+    tested. Where a layout gives a column to one toxic perturbation or positive control, that is a phenotype:
+    the low wells must hold a negative control or at least `BLOCKED_PERTURBATIONS` different perturbations.
 
     Parameters
     ----------
@@ -273,10 +274,15 @@ def blocked_columns(count: np.ndarray, column: np.ndarray) -> list[int]:
         (n,) cell counts of one plate.
     column
         (n,) 1-based plate columns.
+    perturbation
+        (n,) labels.
+    control
+        (n,) boolean, the plate's negative controls.
     """
     from scipy.stats import binom
 
     count, column = np.asarray(count, dtype=np.float64), np.asarray(column)
+    perturbation, control = np.asarray(perturbation), np.asarray(control, dtype=bool)
     if not len(count):
         return []
     limit = BLOCKED_SHARE * np.median(count)
@@ -285,8 +291,10 @@ def blocked_columns(count: np.ndarray, column: np.ndarray) -> list[int]:
     blocked = []
     for c in tested:
         here = column == c
+        mixed = control[here & low].any() or len(set(perturbation[here & low])) >= BLOCKED_PERTURBATIONS
         share = (low[~here].sum() + 1) / ((~here).sum() + 2)  # never 0: the other columns are a sample
         p = binom.sf(low[here].sum() - 1, here.sum(), share)
-        if low[here].sum() >= MIN_COLUMN_WELLS and np.median(count[here]) < limit and p <= BLOCKED_ALPHA / len(tested):
+        many = low[here].sum() >= MIN_COLUMN_WELLS and p <= BLOCKED_ALPHA / len(tested)
+        if many and mixed and np.median(count[here]) < limit:
             blocked.append(int(c))
     return blocked

@@ -69,7 +69,7 @@ def assess(
     """
     run = _Run(obs, measures, X)
     found = {name: _assess_plate(run, rows, config) for name, rows in run.plates.items()}
-    flags.spare_replicated_emptiness(run.acquisition, run.phenotype, run.perturbation, run.control)
+    flags.spare_replicated_failures(run.acquisition, run.phenotype, run.perturbation, run.experiment, run.control)
     _assess_layout(run, found, config)
     wells = pd.DataFrame(
         {
@@ -91,6 +91,7 @@ class _Run:
         self.plates = {str(name): np.flatnonzero(plate == name) for name in pd.unique(plate)}
         self.control = obs[schema.CONTROL].astype(str).to_numpy()
         self.role = obs[schema.CONTROL_ROLE].astype(str).to_numpy()
+        self.experiment = obs[schema.EXPERIMENT].astype(str).to_numpy()
         self.perturbation = obs[schema.PERTURBATION].astype(str).to_numpy()
         self.count = obs[schema.CELL_COUNT].to_numpy(dtype=np.float64)
         self.complete = flags.complete_wells(obs, measures)
@@ -126,13 +127,15 @@ def _assess_plate(run: _Run, rows: np.ndarray, config: Mapping[str, Any]) -> _Fo
 def _assess_layout(run: _Run, found: Mapping[str, _Found], config: Mapping[str, Any]) -> None:
     """Find plates out of focus and blocked columns, and pass both on to their wells."""
     focus, column = flags.measure(run.measures, "focus"), run.obs[schema.COLUMN].to_numpy()
-    experiment = np.array([str(run.obs[schema.EXPERIMENT].iloc[rows[0]]) for rows in run.plates.values()])
+    experiment = np.array([run.experiment[rows[0]] for rows in run.plates.values()])
     controls = [focus[rows[run.negative[rows]]] for rows in run.plates.values()]
     shifts, why = plate_stats.plate_focus_shift(controls, experiment)
     for (name, rows), shift, reason in zip(run.plates.items(), shifts, why, strict=True):
         plate, usable = found[name], rows[run.complete[rows]]
         plate.focus_shift = shift
-        plate.blocked = plate_stats.blocked_columns(run.count[usable], column[usable])
+        plate.blocked = plate_stats.blocked_columns(
+            run.count[usable], column[usable], run.perturbation[usable], run.negative[usable]
+        )
         if reason:
             plate.reasons.append(f"focus not compared between plates: {reason}")
         if shift is not None and shift < -config["qc"]["limit_mads"]:
