@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from phenoica import schema
+from phenoica import files, schema
 from phenoica.score.contrasts import QUERY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,6 +91,46 @@ def test_every_must_beat_row_stands_in_the_table(run):
     images = scores[(scores["fold"] == -1) & (scores["view"] == "image_measures") & (scores["metric"] == "auroc")]
     images = images[images["perturbation"].isin(["PLK1", "MTOR"]) & images["view_minus"].isna()]
     assert images["value"].between(0.6, 0.99).all()
+
+
+@pytest.mark.parametrize("replacement", ["noise", "extreme"])
+def test_the_folds_own_jobs_never_see_the_held_out_wells(run, tmp_path, replacement):
+    """Fit and score fold 0 again by the command line, with everything measured on its test wells replaced."""
+    import anndata
+
+    folds = pd.read_csv(run / "plates/folds.csv")
+    held_out = folds.loc[folds["fold"] == 0, "experiment"]
+    adata = anndata.read_h5ad(run / "embed/embeddings.h5ad")
+    rows = adata.obs["experiment"].isin(held_out).to_numpy()
+    assert 0 < rows.sum() < len(rows)
+    random = np.random.default_rng(0)
+
+    def other(shape):
+        values = random.standard_normal(shape)
+        return values if replacement == "noise" else 1e8 * np.sign(values)
+
+    adata.X[rows] = other((rows.sum(), adata.n_vars))
+    measures = adata.obsm["image_measures"]
+    measures.loc[rows] = other((rows.sum(), measures.shape[1]))
+    adata.obs.loc[rows, "cell_count"] = other(rows.sum())
+    adata.write_h5ad(tmp_path / "replaced.h5ad")
+
+    phenoica = [str(Path(sys.executable).parent / "phenoica")]
+    common = ["--config", str(run / "config.json"), "--fold", "0", "--embeddings", str(tmp_path / "replaced.h5ad")]
+    common += ["--qc-wells", str(run / "qc/wells.parquet"), "--folds", str(run / "plates/folds.csv")]
+    states, decisions = tmp_path / "fold-0", tmp_path / "fold-0.json"
+    subprocess.run([*phenoica, "disentangle", *common, "--out", str(states)], check=True)
+    score = ["score", *common, "--states", str(states), "--truth", str(run / "demo/truth.parquet")]
+    subprocess.run([*phenoica, *score, "--out", str(tmp_path / "s.parquet"), "--decisions", str(decisions)], check=True)
+
+    original = run / "disentangle/fold-0"
+    names = sorted(p.relative_to(original) for p in original.rglob("[!.]*") if p.is_file())
+    assert len(names) > 50
+    assert names == sorted(p.relative_to(states) for p in states.rglob("*") if p.is_file())
+    assert [n for n in names if files.sha256(original / n) != files.sha256(states / n)] == []
+    assert files.sha256(run / "score/fold-0.json") == files.sha256(decisions)
+    ours, theirs = pd.read_parquet(run / "score/fold-0.parquet"), pd.read_parquet(tmp_path / "s.parquet")
+    assert not ours["value"].equals(theirs["value"])  # the test side did change
 
 
 def test_planted_failures_are_flagged_and_no_phenotype_is_excluded(run):

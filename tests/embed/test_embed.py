@@ -65,6 +65,7 @@ def test_bad_images_are_quarantined_and_the_rest_is_kept(tiny_screen):
     tiny_screen.images[keys[13]] = b""  # empty cell: well 2
     adata, quarantine, _ = run(tiny_screen)
     assert adata.n_obs == 14
+    assert quarantine["file"].str.endswith("shards/train-0.parquet").all()
     lost = quarantine.set_index("key")["reason"]
     assert set(lost.index) == {keys[0], keys[13]}
     assert "truncated or damaged" in lost[keys[0]]
@@ -76,7 +77,8 @@ def test_bad_images_are_quarantined_and_the_rest_is_kept(tiny_screen):
 def test_too_many_bad_images_stop_the_run(tiny_screen):
     for key in list(tiny_screen.images)[::3]:
         tiny_screen.images[key] = b""
-    with pytest.raises(TooManyBadImages, match="empty jp2 cell.*max_bad_fraction|max_bad_fraction.*empty jp2 cell"):
+    first = "A01_s1_1 .well gene-001_1_A01, in .*train-0.parquet"
+    with pytest.raises(TooManyBadImages, match=f"max_bad_fraction.*empty jp2 cell.*{first}"):
         run(tiny_screen)
 
 

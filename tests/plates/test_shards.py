@@ -117,6 +117,8 @@ def test_missing_channel_bad_key_orphans_and_duplicates_are_quarantined(tiny_scr
     reasons = quarantine.groupby("reason")["well_id"].agg(["size", "first"])
     assert tuple(reasons.loc["missing channel 4 at site 1; the well is left out"]) == (5, "gene-001_1_B02")
     assert reasons.loc["metadata without images; no shard holds the well", "first"] == "gene-001_1_H10"
+    named = quarantine.set_index("well_id")["file"]
+    assert named["gene-001_1_H10"].endswith("metadata.csv") and named["gene-001_1_AF48"].endswith("train-1.parquet")
     assert reasons.filter(like="image of a well without metadata", axis=0)["first"].tolist() == ["gene-001_1_AF48"]
     assert len(reasons.filter(like="unparsable key 'nonsense'", axis=0)) == 1
     assert "missing channel 4" in capsys.readouterr().err

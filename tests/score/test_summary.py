@@ -7,7 +7,7 @@ from scipy import stats
 from phenoica.report import score_page
 from phenoica.score.contrasts import POSITIVE, QUERY, REASONS
 from phenoica.score.fold import FOLD_COLUMNS, table
-from phenoica.score.summary import over_folds, printed
+from phenoica.score.summary import _sentence, over_folds, printed
 
 
 def row(fold, perturbation, view, value, *, pairs=100, reason=None, contrast=QUERY, **more):
@@ -158,3 +158,16 @@ def test_one_fold_turns_the_l2_control_red(settings, broken):
     for metric, worst in (("holds", 0), ("max_decision_difference", 0.5), ("max_auroc_difference", 0.1)):
         assert one(scores, "all", "pca+ica", contrast="l2_control", metric=metric)["value"] == worst
     assert "L2 control (pca+ica): RED" in text
+
+
+@pytest.mark.parametrize(
+    ("groups", "sentence"),
+    [
+        (([], ["pca"], ["rotation", "cell_count"]), "ICA beats no other view on held-out experiments. It is below"),
+        ((["rotation"], ["pca"], []), "ICA does not beat pca on held-out experiments. It is above rotation."),
+        ((["pca", "rotation"], ["cell_count"], []), "ICA beats every other view on held-out experiments. It is above"),
+        ((["pca", "cell_count"], [], []), "ICA beats every other row (pca, cell_count) on held-out experiments."),
+    ],
+)
+def test_the_verdict_says_what_the_intervals_say(groups, sentence):
+    assert _sentence(dict(zip(("beats", "loses", "open"), groups, strict=True))).startswith(sentence)

@@ -22,7 +22,7 @@ from phenoica import files, schema
 from phenoica.embed.image_measures import measure, measure_names
 from phenoica.errors import ImageError, TooManyBadImages
 from phenoica.plates.images import decode_image
-from phenoica.plates.run import ORPHAN, QUARANTINE_COLUMNS
+from phenoica.plates.run import ORPHAN, QUARANTINE_COLUMNS, with_files
 from phenoica.plates.shards import open_shard, read_images
 from phenoica.progress import Progress
 
@@ -218,7 +218,7 @@ def embed_shard(
         parquet: well_id, n_tiles, embedding (fixed-size list of float32), image measures; the encoder's description
         in the file's key-value metadata under `phenoica`.
     out_quarantine
-        csv of `QUARANTINE_COLUMNS`.
+        csv of `QUARANTINE_COLUMNS` and the file of each image.
     config
         The resolved configuration.
     threads
@@ -255,11 +255,12 @@ def embed_shard(
         batcher.flush()
         done = sorted(batcher.sums)
         rows = [measures[w].result() for w in done]
-    check_bad_fraction([*known_bad, *reader.quarantine], n_images, embed_config["max_bad_fraction"])
+    found = with_files(pd.DataFrame(reader.quarantine, columns=list(QUARANTINE_COLUMNS)), shards)
+    check_bad_fraction([*known_bad, *bad_images(found)], n_images, embed_config["max_bad_fraction"])
     embeddings = np.array([batcher.sums[w] / batcher.counts[w] for w in done], np.float32)
     ids = [wells[schema.WELL_ID].iloc[w] for w in done]
     write_part(out_part, ids, n_tiles[done], embeddings, rows, channels, encoder.describe())
-    files.write_csv(out_quarantine, pd.DataFrame(reader.quarantine, columns=list(QUARANTINE_COLUMNS)))
+    files.write_csv(out_quarantine, found)
 
 
 def bad_images(quarantine: pd.DataFrame) -> list[dict[str, Any]]:
@@ -275,7 +276,7 @@ def check_bad_fraction(quarantine: Sequence[Mapping[str, Any]], n_images: int, m
     raise TooManyBadImages(
         f"{len(quarantine)} of {n_images} images are bad, more than embed.max_bad_fraction = {max_bad_fraction:g} "
         f"allows; the commonest reason ({reasons.iloc[0]} images): {reasons.index[0]}; the first: "
-        f"{quarantine[0]['key']} (well {quarantine[0]['well_id']}, shard {quarantine[0]['shard']}). Mend the images, "
+        f"{quarantine[0]['key']} (well {quarantine[0]['well_id']}, in {quarantine[0]['file']}). Mend the images, "
         "or raise the limit if leaving them out is right"
     )
 

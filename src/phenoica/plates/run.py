@@ -150,7 +150,7 @@ def run_plates(shards: Sequence[Path], metadata_path: Path, out_dir: Path, confi
     files.write_csv(out_dir / "folds.csv", folds)
     files.write_csv(out_dir / "units.csv", units_table(located, folds))
     files.write_csv(out_dir / "design.csv", design_table(metadata, plates))
-    files.write_csv(out_dir / "quarantine.csv", quarantine[list(QUARANTINE_COLUMNS)])
+    files.write_csv(out_dir / "quarantine.csv", with_files(quarantine, shards, metadata_path))
 
 
 def _warn(wells: pd.DataFrame, quarantine: pd.DataFrame) -> None:
@@ -176,6 +176,12 @@ def _say_untestable(wells: pd.DataFrame, folds: pd.DataFrame) -> None:
             f"experiments: {shown}",
             file=sys.stderr,
         )
+
+
+def with_files(quarantine: pd.DataFrame, shards: Sequence[Path], otherwise: str | Path = "") -> pd.DataFrame:
+    """Return quarantine rows with the column `file`: the shard that holds the image, else `otherwise`."""
+    names = [str(shards[number]) if number >= 0 else str(otherwise) for number in quarantine["shard"]]
+    return quarantine[list(QUARANTINE_COLUMNS)].assign(file=names)
 
 
 def read_wells(path: str | Path) -> pd.DataFrame:

@@ -339,10 +339,13 @@ def _sentence(groups: Mapping[str, Sequence[str]]) -> str:
     rivals = [v for v in (*groups["loses"], *groups["open"]) if v == ROTATION or v not in BASELINES]
     if not groups["loses"] and not groups["open"]:
         return f"ICA beats every other row ({named(groups['beats'])}) on held-out experiments."
-    parts = [
-        f"ICA does not beat {named(rivals)} on held-out experiments." if rivals
-        else "ICA beats every other view on held-out experiments."
-    ]  # fmt: skip
+    beaten = [v for v in groups["beats"] if v == ROTATION or v not in BASELINES]
+    if not rivals:
+        parts = ["ICA beats every other view on held-out experiments."]
+    elif beaten:
+        parts = [f"ICA does not beat {named(rivals)} on held-out experiments."]
+    else:
+        parts = ["ICA beats no other view on held-out experiments."]
     if groups["beats"]:
         parts.append(f"It is above {named(groups['beats'])}.")
     if groups["loses"]:
