@@ -5,7 +5,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from phenoica import schema
+from phenoica import files, schema
 from phenoica.embed.assemble import assemble
 from phenoica.embed.encoder import load_encoder
 from phenoica.embed.image_measures import measure
@@ -154,6 +154,19 @@ def test_a_unit_whose_wells_are_all_bad_gives_an_empty_part(tiny_screen):
     assert pq.read_table(out / "shard-0.parquet").num_rows == 0
     assert adata.n_obs == 16 - 10
     assert len(quarantine) == 60
+
+
+def test_a_checkpoint_gives_the_same_embedding_as_the_weights_it_was_saved_from(tiny_screen):
+    path = tiny_screen.folder / "model.safetensors"
+    size = OpenPhenomConfig(image_size=32, patch_size=16, dim=24, depth=1, heads=2)
+    OpenPhenom.random(size, seed=0).save(path)
+    drawn, _, _ = run(tiny_screen)
+    loaded, _, _ = run(tiny_screen, tiny_screen.config(checkpoint=str(path), saw_test_images="yes"))
+    np.testing.assert_allclose(loaded.X, drawn.X, atol=1e-6)
+    uns = loaded.uns["phenoica"]
+    assert uns["checkpoint_sha256"] == files.sha256(path)
+    assert uns["checkpoint"] == f"model.safetensors, sha256 {files.sha256(path)[:12]}"
+    assert uns["encoder_saw_test_images"] == "yes"
 
 
 def test_missing_checkpoint_and_too_many_channels(tiny_screen):

@@ -5,7 +5,7 @@ import pandas as pd
 from snakemake.exceptions import WorkflowError
 
 from phenoica.config import RunPaths, fingerprint, resolve
-from phenoica.embed.encoder import RANDOM
+from phenoica.embed.encoder import checkpoint_path
 from phenoica.errors import PhenoicaError
 from phenoica.files import sha256
 from phenoica.plates.run import inputs, truth_path
@@ -13,6 +13,7 @@ from phenoica.plates.run import inputs, truth_path
 try:
     CONFIG = resolve(config)
     SHARDS, METADATA = inputs(CONFIG)
+    CHECKPOINT = checkpoint_path(CONFIG)
 except PhenoicaError as error:
     raise WorkflowError(str(error)) from None
 PATHS = RunPaths.of(CONFIG)
@@ -36,14 +37,7 @@ def settings(*sections):
 
 def checkpoint_version():
     """Return the hash of the user's checkpoint; random weights have none."""
-    path = CONFIG["embed"]["checkpoint"]
-    if path == RANDOM:
-        return path
-    if not Path(path).is_file():
-        raise WorkflowError(
-            f"{path}: no such checkpoint; set embed.checkpoint to model.safetensors or 'random'"
-        )
-    return sha256(path)
+    return "" if CHECKPOINT is None else sha256(CHECKPOINT)
 
 
 def all_cores(wildcards):

@@ -43,6 +43,22 @@ class Encoder:
         }
 
 
+def checkpoint_path(config: Mapping[str, Any]) -> Path | None:
+    """Return the user's checkpoint file, or None for random weights.
+
+    Raises
+    ------
+    CheckpointError
+        If the file does not exist.
+    """
+    if config["embed"]["checkpoint"] == RANDOM:
+        return None
+    path = Path(config["embed"]["checkpoint"])
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such checkpoint; set embed.checkpoint to model.safetensors or 'random'")
+    return path
+
+
 def load_encoder(config: Mapping[str, Any], n_channels: int) -> Encoder:
     """Load the configured encoder onto the configured device.
 
@@ -61,7 +77,8 @@ def load_encoder(config: Mapping[str, Any], n_channels: int) -> Encoder:
     from phenoica.openphenom.encoder import OpenPhenom, OpenPhenomConfig, choose_device
 
     embed = config["embed"]
-    if embed["checkpoint"] == RANDOM:
+    path = checkpoint_path(config)
+    if path is None:
         size = OpenPhenomConfig(**embed["model"])
         model = OpenPhenom.random(size, seed=embed["seed"])
         sentence = (
@@ -70,9 +87,6 @@ def load_encoder(config: Mapping[str, Any], n_channels: int) -> Encoder:
         )
         digest, licence, saw = "", "none (random weights)", "no"
     else:
-        path = Path(embed["checkpoint"])
-        if not path.is_file():
-            raise CheckpointError(f"{path}: no such checkpoint; set embed.checkpoint to model.safetensors or 'random'")
         model = OpenPhenom.from_checkpoint(path)
         digest = files.sha256(path)
         sentence = f"{path.name}, sha256 {digest[:12]}"

@@ -155,7 +155,7 @@ def run_plates(shards: Sequence[Path], metadata_path: Path, out_dir: Path, confi
 
 def _warn(wells: pd.DataFrame, quarantine: pd.DataFrame) -> None:
     for reason, rows in quarantine.groupby(quarantine["reason"].str.split(";").str[0]):
-        example = rows["key"].dropna().tolist() or rows["well_id"].tolist()
+        example = rows["key"].dropna().tolist() or rows[schema.WELL_ID].tolist()
         print(f"warning: {len(rows)} quarantined: {reason} (first: {example[0]})", file=sys.stderr)
     controls = wells.assign(n=wells[schema.CONTROL] == schema.NEGATIVE).groupby(schema.PLATE_ID)["n"].sum()
     bare = controls.index[controls < 2]

@@ -102,7 +102,7 @@ def design(paths: RunPaths) -> dict[str, Any]:
     A treatment is fixed when all its wells, of at least two plates, have one address: position could explain it.
     """
     table = pd.read_csv(paths.plates("design.csv"), keep_default_na=False)
-    control = table["control"] != schema.NONE
+    control = table[schema.CONTROL] != schema.NONE
     fixed = (table["n_addresses"] == 1) & (table["n_plates"] > 1)
     return {
         "rows": table[control].to_dict("records"),
