@@ -43,9 +43,10 @@ def weight(key, shape):
         "1+0.1z": lambda: 1 + 0.1 * z,
         "0.3+0.05z": lambda: 0.3 + 0.05 * z,
         "0.2z": lambda: 0.2 * z,
+        "sincos (as computed)": lambda: z,  # replaced by the computed code
         "z/sqrt(fan_in)": lambda: z / np.sqrt(np.prod(shape[1:])),
     }[kind_of(key)]()
-    return torch.from_numpy(filled.astype(np.float32))
+    return torch.from_numpy(np.asarray(filled, np.float32))
 
 
 def encoder_weights(config):
@@ -128,14 +129,9 @@ def tiny_weights():
 @pytest.fixture(scope="session")
 def whole_tiny_weights(tiny_keys, tiny_weights):
     """Encoder and decoder, as a checkpoint of the full auto-encoder holds them."""
-    return {
-        e["key"]: tiny_weights[e["key"]]
-        if e["key"] in tiny_weights
-        else torch.zeros(e["shape"])
-        if e["kind"].startswith("sincos")
-        else weight(e["key"], tuple(e["shape"]))
-        for e in tiny_keys
-    }
+    state = {e["key"]: weight(e["key"], tuple(e["shape"])) for e in tiny_keys if e["key"] not in tiny_weights}
+    state["decoder.pos_embeddings"] = torch.from_numpy(positional_code(TINY, dim=64, channels=6))
+    return tiny_weights | state
 
 
 @pytest.fixture(scope="session")
@@ -166,3 +162,8 @@ def shared_golden():
     if not (folder / "openphenom_golden.npz").is_file():
         pytest.skip(f"NO FULL PARITY CHECK: no {folder}; set PHENOICA_SHARED (the bundled cut ran)")
     return folder
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)

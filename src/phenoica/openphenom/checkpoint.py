@@ -7,10 +7,11 @@ or a readable list of what does not fit. The published key names start with `enc
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +20,7 @@ import torch
 
 from phenoica.errors import CheckpointError, ConfigError
 from phenoica.files import atomic_path
+from phenoica.openphenom.decoder import DecoderConfig
 from phenoica.openphenom.encoder import OpenPhenom, OpenPhenomConfig
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 ENCODER_PREFIX = "encoder.vit_backbone."
 # the other parts of the auto-encoder, which an embedding does not need
 DECODER_PREFIXES = ("decoder.", "decoder_pred.", "encoder_decoder_proj.")
+# parts of the decoder module that are published beside `decoder.`, not below it
+_BESIDE = ("decoder_pred.", "encoder_decoder_proj.")
+# safetensors metadata: shapes do not tell the heads of the decoder's blocks
+DECODER_HEADS = "decoder_heads"
 WRAPPER_PREFIXES = ("module.", "model.")
 MAX_CHANNELS = 11
 SHOWN = 10
@@ -72,30 +78,79 @@ def read(path: str | os.PathLike) -> tuple[OpenPhenomConfig, dict[str, torch.Ten
         are no finite floating-point numbers.
     """
     path = Path(path)
+    with _open(path) as (entries, _):
+        return _extract(entries, path)
+
+
+def read_decoder(path: str | os.PathLike, encoder: OpenPhenomConfig) -> tuple[DecoderConfig, dict[str, torch.Tensor]]:
+    """Read the decoder of a checkpoint.
+
+    Parameters
+    ----------
+    path
+        The file, as for `read`.
+    encoder
+        The size of its encoder.
+
+    Returns
+    -------
+    config
+        The size, inferred from the shapes; the heads come from the file's metadata (files written by `save` have
+        them) or are those of the published decoder of the same width.
+    state
+        float32 tensors for `Decoder.load_state_dict`.
+
+    Raises
+    ------
+    CheckpointError
+        As `read` does; and if the file holds no decoder, or one whose heads nobody knows.
+    """
+    path = Path(path)
+    with _open(path) as (entries, metadata):
+        found = {
+            _module_name(key): entry
+            for full, entry in entries.items()
+            if (key := _bare(full)).startswith(DECODER_PREFIXES)
+        }
+        if not found:
+            raise CheckpointError(f"{path}: holds an encoder alone, no decoder; reconstructing needs the auto-encoder")
+        config = _infer_decoder(found, metadata, path)
+        expected = published_decoder_shapes(config, encoder)
+        given = {_published_name(key): entry for key, entry in found.items()}
+        _compare(path, given, expected)
+        return config, {key: _load(entry, _published_name(key), path) for key, entry in found.items()}
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[tuple[dict[str, _Entry], dict[str, str]]]:
+    """Yield the tensors of a file, not yet read, and its metadata."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; set embed.checkpoint to a checkpoint, or to `random`")
     with path.open("rb") as handle:
         head = handle.read(64)
-    if _is_safetensors(head, path.stat().st_size):
-        from safetensors import SafetensorError, safe_open
+    if not _is_safetensors(head, path.stat().st_size):
+        yield _pickle_entries(path, head), {}
+        return
+    from safetensors import SafetensorError, safe_open
 
-        try:
-            with safe_open(path, framework="pt") as file:
-                return _extract(_safetensors_entries(file), path)
-        except SafetensorError as error:
-            raise CheckpointError(f"{path}: damaged safetensors file ({error}); fetch it again") from error
-    return _extract(_pickle_entries(path, head), path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield _safetensors_entries(file), dict(file.metadata() or {})
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: damaged safetensors file ({error}); fetch it again") from error
 
 
-def save(model: OpenPhenom, path: str | os.PathLike) -> None:
-    """Write an encoder as safetensors under the published key names, atomically.
+def save(model: OpenPhenom, path: str | os.PathLike, *, dtype: torch.dtype = torch.float32) -> None:
+    """Write a model as safetensors under the published key names, atomically; the decoder too, if it has one.
 
     Parameters
     ----------
     model
-        The encoder.
+        The encoder or auto-encoder.
     path
-        The file to write; `read` gives the same weights back, bit for bit.
+        The file to write; `read` and `read_decoder` give the same weights back, in float32 bit for bit.
+    dtype
+        Type of the numbers in the file; float16 halves it and rounds the weights.
 
     Raises
     ------
@@ -104,10 +159,16 @@ def save(model: OpenPhenom, path: str | os.PathLike) -> None:
     """
     from safetensors.torch import save_file
 
-    state = unfold(model.state_dict(), model.config)
-    published = {ENCODER_PREFIX + key: value.detach().cpu().contiguous() for key, value in state.items()}
+    weights = model.state_dict()
+    decoder = {key: weights.pop(key) for key in list(weights) if key.startswith("decoder.")}
+    state = {ENCODER_PREFIX + key: value for key, value in unfold(weights, model.config).items()}
+    state |= {_published_name(key.removeprefix("decoder.")): value for key, value in decoder.items()}
+    published = {key: value.detach().to("cpu", dtype).contiguous() for key, value in state.items()}
+    metadata = {"format": "pt"}
+    if model.decoder is not None:
+        metadata[DECODER_HEADS] = str(model.decoder.config.heads)
     with atomic_path(path) as temporary:
-        save_file(published, temporary, metadata={"format": "pt"})
+        save_file(published, temporary, metadata=metadata)
 
 
 def fold(state: Mapping[str, torch.Tensor], config: OpenPhenomConfig) -> dict[str, torch.Tensor]:
@@ -173,6 +234,59 @@ def published_shapes(config: OpenPhenomConfig) -> dict[str, Shape]:
     return shapes
 
 
+def published_decoder_shapes(config: DecoderConfig, encoder: OpenPhenomConfig) -> dict[str, Shape]:
+    """Return the published name and shape of every weight of a decoder."""
+    dim, hidden, area = config.dim, 4 * config.dim, encoder.patch_size**2
+    mlp: dict[str, Shape] = {
+        "mlp.fc1.weight": (hidden, dim),
+        "mlp.fc1.bias": (hidden,),
+        "mlp.fc2.weight": (dim, hidden),
+        "mlp.fc2.bias": (dim,),
+    }
+    block: dict[str, Shape] = {
+        "norm1.weight": (dim,),
+        "norm1.bias": (dim,),
+        "attn.qkv.weight": (3 * dim, dim),
+        "attn.qkv.bias": (3 * dim,),
+        "attn.proj.weight": (dim, dim),
+        "attn.proj.bias": (dim,),
+        "norm2.weight": (dim,),
+        "norm2.bias": (dim,),
+        **mlp,
+    }
+    own: dict[str, Shape] = {
+        "mask_token": (1, 1, dim),
+        "placeholder": (1, 1, dim),
+        "pos_embeddings": (1, 1 + config.channels * encoder.patches, dim),
+        "cross_attention.q.weight": (dim, dim),
+        "cross_attention.kv.weight": (2 * dim, dim),
+        "cross_attention.proj.weight": (dim, dim),
+        "cross_attention.proj.bias": (dim,),
+        **mlp,
+    }
+    for norm in ("query_norm", "context_norm", "out_norm"):
+        own |= {f"{norm}.weight": (dim,), f"{norm}.bias": (dim,)}
+    for channel in range(config.channels):
+        own[f"modality_tokens.{channel}"] = (1, 1, dim)
+        for i in range(config.depth):
+            own |= {f"decoders.{channel}.{i}.{key}": shape for key, shape in block.items()}
+    return {f"decoder.{key}": shape for key, shape in own.items()} | {
+        "decoder_pred.weight": (area, dim),
+        "decoder_pred.bias": (area,),
+        "encoder_decoder_proj.weight": (dim, encoder.dim),
+        "encoder_decoder_proj.bias": (dim,),
+    }
+
+
+def _module_name(published: str) -> str:
+    """Turn a published decoder key into the module's: what is beside `decoder.` lies inside it here."""
+    return published.removeprefix("decoder.")
+
+
+def _published_name(key: str) -> str:
+    return key if key.startswith(_BESIDE) else f"decoder.{key}"
+
+
 def _is_safetensors(head: bytes, size: int) -> bool:
     # eight bytes with the length of a JSON header, then the header
     return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
@@ -224,16 +338,9 @@ def _extract(entries: Mapping[str, _Entry], path: Path) -> tuple[OpenPhenomConfi
         elif not key.startswith(DECODER_PREFIXES):
             unexpected.append(full)
     config = _infer(encoder, path)
-    expected = published_shapes(config)
-    unexpected += [ENCODER_PREFIX + k for k in encoder if k not in expected]
-    missing = [ENCODER_PREFIX + k for k in expected if k not in encoder]
-    wrong = [
-        f"{ENCODER_PREFIX}{k}: {entry.shape}, expected {expected[k]}"
-        for k, entry in encoder.items()
-        if k in expected and entry.shape != expected[k]
-    ]
-    _refuse(path, missing, unexpected, wrong)
-    state = {key: _load(entry, key, path) for key, entry in encoder.items()}
+    given = {ENCODER_PREFIX + k: entry for k, entry in encoder.items()}
+    _compare(path, given, {ENCODER_PREFIX + k: shape for k, shape in published_shapes(config).items()}, unexpected)
+    state = {k: _load(entry, ENCODER_PREFIX + k, path) for k, entry in encoder.items()}
     return config, fold(state, config)
 
 
@@ -241,6 +348,19 @@ def _bare(key: str) -> str:
     while key.startswith(WRAPPER_PREFIXES):
         key = key.split(".", 1)[1]
     return key
+
+
+def _compare(
+    path: Path, given: Mapping[str, _Entry], expected: Mapping[str, Shape], unexpected: Sequence[str] = ()
+) -> None:
+    """Refuse a checkpoint whose keys or shapes are not the expected ones."""
+    missing = [key for key in expected if key not in given]
+    wrong = [
+        f"{key}: {entry.shape}, expected {expected[key]}"
+        for key, entry in given.items()
+        if key in expected and entry.shape != expected[key]
+    ]
+    _refuse(path, missing, [*unexpected, *(key for key in given if key not in expected)], wrong)
 
 
 def _refuse(path: Path, missing: list[str], unexpected: list[str], wrong: list[str]) -> None:
@@ -251,18 +371,19 @@ def _refuse(path: Path, missing: list[str], unexpected: list[str], wrong: list[s
             lines.append(f"  {len(keys)} {what}:\n    " + "\n    ".join(keys[:SHOWN]) + more)
     if lines:
         raise CheckpointError(
-            f"{path}: not an OpenPhenom checkpoint; it needs the published keys {ENCODER_PREFIX}*\n"
+            f"{path}: not an OpenPhenom checkpoint; it needs the published keys ({ENCODER_PREFIX}*; of an auto-encoder "
+            "decoder* too)\n"
             + "\n".join(lines)
         )
 
 
 def _load(entry: _Entry, key: str, path: Path) -> torch.Tensor:
-    value, name = entry.load(), ENCODER_PREFIX + key
+    value = entry.load()
     if not value.is_floating_point():
-        raise CheckpointError(f"{path}: {name} is {value.dtype}; weights must be floating-point numbers")
+        raise CheckpointError(f"{path}: {key} is {value.dtype}; weights must be floating-point numbers")
     value = value.to(torch.float32)
     if not torch.isfinite(value).all():
-        raise CheckpointError(f"{path}: {name} holds NaN or infinite weights; the file cannot be used")
+        raise CheckpointError(f"{path}: {key} holds NaN or infinite weights; the file cannot be used")
     return value
 
 
@@ -298,6 +419,28 @@ def _infer(encoder: Mapping[str, _Entry], path: Path) -> OpenPhenomConfig:
         )
     except ConfigError as error:
         raise CheckpointError(f"{path}: the shapes are of no possible model: {error}") from error
+
+
+def _infer_decoder(found: Mapping[str, _Entry], metadata: Mapping[str, str], path: Path) -> DecoderConfig:
+    """Read the size of a decoder from its shapes; the published one stands in where a key is missing."""
+    default = DecoderConfig()
+    dim = _size(found, default.dim, ("mask_token", -1), ("decoder_pred.weight", -1))
+    numbers = [(int(m[1]), int(m[2])) for key in found if (m := re.match(r"decoders\.(\d{1,3})\.(\d{1,3})\.", key))]
+    heads = metadata.get(DECODER_HEADS) or (str(default.heads) if dim == default.dim else "")
+    if not heads.isdigit():
+        raise CheckpointError(
+            f"{path}: does not say how many attention heads its decoder has, and shapes cannot tell; add the "
+            f"safetensors metadata {DECODER_HEADS!r}"
+        )
+    try:
+        return DecoderConfig(
+            dim=dim,
+            depth=1 + max((block for _, block in numbers), default=default.depth - 1),
+            heads=int(heads),
+            channels=1 + max((channel for channel, _ in numbers), default=default.channels - 1),
+        )
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: the shapes are of no possible decoder: {error}") from error
 
 
 def _size(encoder: Mapping[str, _Entry], default: int, *sources: tuple[str, int]) -> int:

@@ -8,10 +8,13 @@ them; what is done before and after them is written from the model's description
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import zlib
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +22,11 @@ from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
 from torch.nn import functional
 
-from phenoica.errors import ConfigError, ImageError
+from phenoica.errors import CheckpointError, ConfigError, ImageError
 from phenoica.openphenom.tiling import tile_grid, tiles
+
+if TYPE_CHECKING:
+    from phenoica.openphenom.decoder import Decoder, DecoderConfig, Mask
 
 LAYER_NORM_EPS = 1e-6
 INSTANCE_NORM_EPS = 1e-5
@@ -102,8 +108,32 @@ class OpenPhenomConfig:
         return self.mlp_ratio * self.dim
 
 
-def positional_code(config: OpenPhenomConfig) -> np.ndarray:
-    """Return the fixed sine-cosine positions.
+class Reconstruction(NamedTuple):
+    """What a masked pass gives; T = C * L tokens, channel by channel, row-major within a channel."""
+
+    pixels: torch.Tensor  # (N, T, patch_size ** 2) predicted standardised pixels
+    target: torch.Tensor  # (N, T, patch_size ** 2) the standardised pixels themselves
+    hidden: torch.Tensor  # bool (N, T)
+    latent: torch.Tensor  # (N, 1 + visible, dim) encoder tokens
+    loss: float  # mean squared error over the hidden patches
+
+    def images(self, channels: int) -> torch.Tensor:
+        """Return the predicted patches put together, (N, channels, H, W)."""
+        return unpatch(self.pixels, channels)
+
+
+def unpatch(pixels: torch.Tensor, channels: int) -> torch.Tensor:
+    """Put patches together; (N, channels * L, P) -> (N, channels, H, W)."""
+    n, tokens, area = pixels.shape
+    grid, patch = math.isqrt(tokens // channels), math.isqrt(area)
+    cut = pixels.view(n, channels, grid, grid, patch, patch).permute(0, 1, 2, 4, 3, 5)
+    return cut.reshape(n, channels, grid * patch, grid * patch)
+
+
+def positional_code(
+    config: OpenPhenomConfig, dim: int | None = None, channels: int | None = None
+) -> np.ndarray:
+    """Return the fixed sine-cosine positions, as wide as the encoder and for all its channels unless told otherwise.
 
     With q = dim / 4 and w_i = 10000^(-i/q), a patch in row r and column c has [sin(r w) | cos(r w) | sin(c w)
     | cos(c w)]; the block of L patches (row-major) is repeated for every channel; the class token has zeros.
@@ -111,15 +141,17 @@ def positional_code(config: OpenPhenomConfig) -> np.ndarray:
     Returns
     -------
     numpy.ndarray
-        (1, 1 + max_channels * L, dim), float32.
+        (1, 1 + channels * L, dim), float32.
     """
-    quarter = config.dim // 4
+    dim = config.dim if dim is None else dim
+    channels = config.max_channels if channels is None else channels
+    quarter = dim // 4
     frequency = 10000.0 ** (-np.arange(quarter) / quarter)
     angle = np.arange(config.grid)[:, None] * frequency
     code = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
     rows, columns = np.repeat(code, config.grid, axis=0), np.tile(code, (config.grid, 1))
     block = np.concatenate([rows, columns], axis=1)
-    table = np.concatenate([np.zeros((1, config.dim)), np.tile(block, (config.max_channels, 1))])
+    table = np.concatenate([np.zeros((1, dim)), np.tile(block, (channels, 1))])
     return table[None].astype(np.float32)
 
 
@@ -184,6 +216,9 @@ class OpenPhenom(nn.Module):
             for _ in range(config.depth)
         )
         self.fc_norm = norm(config.dim)
+        # Embedding needs no decoder: it is left on disk until `reconstruct` asks for it, or added to train.
+        self.decoder: Decoder | None = None
+        self._source: Path | None = None
         self.eval()
 
     @classmethod
@@ -207,6 +242,7 @@ class OpenPhenom(nn.Module):
         config, state = checkpoint.read(path)
         model = cls(config)
         model.load_state_dict(state)
+        model._source = Path(path)
         return model.to(choose_device(device))
 
     @classmethod
@@ -344,6 +380,99 @@ class OpenPhenom(nn.Module):
         cut = tiles(image, self.config.image_size)
         return self.embed(cut, channelwise, batch_tiles=batch_tiles).mean(0)
 
+    def add_decoder(self, config: DecoderConfig) -> Decoder:
+        """Give the encoder a decoder of its own patch size, with timm's default weights; return it."""
+        from phenoica.openphenom.decoder import Decoder
+
+        positions = positional_code(self.config, dim=config.dim, channels=config.channels)
+        self.decoder = Decoder(config, self.config.dim, self.config.patch_size, positions).to(self.device)
+        self.decoder.train(self.training)
+        return self.decoder
+
+    def masked_pass(self, patches: torch.Tensor, mask: Mask) -> torch.Tensor:
+        """Encode the visible patches alone.
+
+        Parameters
+        ----------
+        patches
+            float32 (N, C * L, patch_size ** 2) of `standardised_patches`.
+        mask
+            Which tokens are hidden (`decoder.random_mask`).
+
+        Returns
+        -------
+        torch.Tensor
+            (N, 1 + visible, dim): the class token, then visible tokens in the mask's order; no final norm.
+        """
+        keep = mask.order[:, : mask.visible, None]
+        visible = patches.gather(1, keep.expand(-1, -1, patches.shape[2]))
+        positions = self.pos_embed[:, 1 : 1 + patches.shape[1]].expand(len(patches), -1, -1)
+        x = self._project(visible) + positions.gather(1, keep.expand(-1, -1, self.config.dim))
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    @torch.inference_mode()
+    def reconstruct(
+        self, images: np.ndarray | torch.Tensor, mask_ratio: float, noise: np.ndarray | torch.Tensor | None = None
+    ) -> Reconstruction:
+        """Hide patches at random and predict them.
+
+        The decoder of a model loaded with `from_checkpoint` is read from its file at the first call.
+
+        Parameters
+        ----------
+        images
+            uint8 (N, C, image_size, image_size).
+        mask_ratio
+            Share of hidden patches, over all channels.
+        noise
+            (N, C * L): the tokens of lowest noise survive. Drawn anew at each call if None.
+
+        Returns
+        -------
+        Reconstruction
+            All float32 on the CPU.
+
+        Raises
+        ------
+        ImageError
+            If the images or the noise have another type or shape.
+        ConfigError
+            If the mask leaves nothing to see or nothing to predict.
+        CheckpointError
+            If there is no decoder, or none for so many channels.
+        """
+        from phenoica.openphenom.decoder import pixel_loss, random_mask
+
+        images = _as_tensor(images)
+        self._check(images)
+        decoder = self._usable_decoder(images.shape[1])
+        patches = self.standardised_patches(images.to(self.device))
+        noise = torch.rand(patches.shape[:2]) if noise is None else torch.as_tensor(noise)
+        if noise.shape != patches.shape[:2]:
+            raise ImageError(f"noise has the shape {tuple(noise.shape)}; expected {tuple(patches.shape[:2])}")
+        mask = random_mask(noise.to(self.device), mask_ratio)
+        latent = self.masked_pass(patches, mask)
+        predicted = decoder(latent, mask.order, images.shape[1])
+        loss = pixel_loss(predicted, patches, mask.hidden)
+        return Reconstruction(predicted.cpu(), patches.cpu(), mask.hidden.cpu(), latent.cpu(), float(loss))
+
+    def _usable_decoder(self, channels: int) -> Decoder:
+        from phenoica.openphenom import checkpoint
+
+        if self.decoder is None:
+            if self._source is None:
+                raise CheckpointError("this model has no decoder; load an auto-encoder, or train one")
+            config, state = checkpoint.read_decoder(self._source, self.config)
+            self.add_decoder(config).load_state_dict(state)
+        if channels > self.decoder.config.channels:
+            raise CheckpointError(
+                f"images have {channels} channels; the decoder has weights for {self.decoder.config.channels}"
+            )
+        return self.decoder
+
     def _check(self, images: torch.Tensor) -> None:
         size, most = self.config.image_size, self.config.max_channels
         if images.dtype != torch.uint8:
@@ -361,19 +490,25 @@ class OpenPhenom(nn.Module):
                 "embed_well cuts larger images into tiles"
             )
 
-    def _embed_patches(self, images: torch.Tensor) -> torch.Tensor:
-        """Standardise, project and place the patches; uint8 (N, C, H, W) -> float32 (N, 1 + C * L, dim)."""
-        n, channels, size, _ = images.shape
+    def standardised_patches(self, images: torch.Tensor) -> torch.Tensor:
+        """Standardise each channel of each image and cut patches; uint8 (N, C, H, W) -> float32 (N, C * L, P)."""
+        n, channels, _, _ = images.shape
         pixels = images.to(torch.float32) / 255
         pixels = functional.instance_norm(pixels, eps=INSTANCE_NORM_EPS)
-        # The projection of non-overlapping patches is one matrix product, which (unlike a cuDNN convolution)
-        # stays in full float32 on a GPU.
         patch, grid = self.config.patch_size, self.config.grid
         pixels = pixels.view(n, channels, grid, patch, grid, patch).permute(0, 1, 2, 4, 3, 5)
+        return pixels.reshape(n, channels * self.config.patches, patch * patch)
+
+    def _project(self, patches: torch.Tensor) -> torch.Tensor:
+        # The projection of non-overlapping patches is one matrix product, which (unlike a cuDNN convolution)
+        # stays in full float32 on a GPU.
         projection = self.patch_embed["proj"]
-        pixels = pixels.reshape(n, channels * self.config.patches, patch * patch)
-        x = functional.linear(pixels, projection.weight.flatten(1), projection.bias)
-        x = torch.cat([self.cls_token.expand(n, -1, -1), x], dim=1)
+        return functional.linear(patches, projection.weight.flatten(1), projection.bias)
+
+    def _embed_patches(self, images: torch.Tensor) -> torch.Tensor:
+        """Standardise, project and place the patches; uint8 (N, C, H, W) -> float32 (N, 1 + C * L, dim)."""
+        x = self._project(self.standardised_patches(images))
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
         return x + self.pos_embed[:, : x.shape[1]]
 
 
