@@ -87,6 +87,29 @@ def demo(
     )  # fmt: skip
 
 
+@app.command("fetch-model")
+def fetch_model(
+    config: Annotated[str | None, typer.Option("--config", "-c", help="Configuration. Default: all defaults.")] = None,
+    repo: Annotated[str | None, typer.Option(help="Repository, owner/name. Default: hub.repo.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Commit, 40 hex digits. Default: hub.revision.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for the weights. Default: embed.checkpoint if that is a path, else below data/."),
+    ] = None,
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="You accept the licence of the weights (or hub.accept_licence).")
+    ] = False,
+) -> None:
+    """Fetch published model weights from the Hugging Face hub, or from the mirror that HF_ENDPOINT names."""
+    from phenoica.config import resolve
+    from phenoica.plates import fetch
+
+    cfg = resolve({"run": "fetch", "source": "demo"}) if config is None else load(config)
+    print(f"licence of {repo or cfg['hub']['repo']}: {fetch.licence_line(cfg, repo or cfg['hub']['repo'])}", flush=True)
+    for file in fetch.fetch_model(cfg, repo=repo, revision=revision, out=out, accept_licence=accept_licence):
+        print(f"{file.path}  sha256 {file.sha256}")
+
+
 @app.command()
 def plates(
     config: Config,

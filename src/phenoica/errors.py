@@ -37,6 +37,10 @@ class CheckpointError(PhenoicaError):
     """A model checkpoint does not fit the model."""
 
 
+class FetchError(PhenoicaError):
+    """Weights or data cannot be fetched, or may not be."""
+
+
 class ControlsError(PhenoicaError):
     """A batch or plate lacks the controls that a step needs."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from phenoica import schema
 from phenoica.demo import layout
 from phenoica.demo.render import render_well
 from phenoica.errors import ConfigError, ShardError
-from phenoica.files import atomic_dir, write_csv, write_parquet
+from phenoica.files import atomic_dir, atomic_path, write_csv, write_parquet
 from phenoica.progress import track
 
 ROWS_A_GROUP = 100  # as published; no multiple of six, so wells straddle row groups
@@ -69,6 +69,61 @@ def write_demo(
     with _mapper(workers) as rendered:
         _write_part(out_dir, "main", size, seed, n_shards, rendered)
         _write_part(out_dir / "pretrain", "pretrain", size, seed, 1, rendered)
+
+
+def write_pretraining(
+    out_dir: str | os.PathLike, *, size: int = 128, seeds: Sequence[int] = (1, 2), workers: int = 2
+) -> None:
+    """Render the pre-training experiments of other seeds: images alone, for an encoder that sees no demo plate.
+
+    Parameters
+    ----------
+    out_dir
+        Folder; made if missing. Receives one shard a seed, `pretrain-<seed>.parquet`.
+    size
+        Image side in pixels, as for `write_demo`.
+    seeds
+        One or more; each gives two experiments, named as in `pretraining_experiments`.
+    workers
+        Processes that render.
+
+    Raises
+    ------
+    ConfigError
+        Naming the option that cannot be used.
+    """
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"pretrain.demo_seeds is {list(seeds)}; name at least one seed, each once")
+    for seed in seeds:
+        _check(size, seed, 1, workers)
+    with _mapper(workers) as rendered:
+        for seed in seeds:
+            wells = _renamed(layout.design(seed, "pretrain"), seed)
+            factors = layout.factors(wells, seed, "pretrain")
+            done = track(rendered(_jobs(wells, factors, size, seed)), len(wells), f"pre-training plates (seed {seed})")
+            table = [image for images, _ in done for image in images]
+            with atomic_path(pretraining_shard(out_dir, seed)) as temporary:
+                _write_shard(temporary, iter(table), len(table))
+
+
+def pretraining_shard(folder: str | os.PathLike, seed: int) -> Path:
+    """Return the shard of a seed's pre-training experiments."""
+    return Path(folder) / f"pretrain-{seed}.parquet"
+
+
+def pretraining_experiments(seeds: Sequence[int]) -> list[str]:
+    """Return the names of the experiments of `write_pretraining`: pretrain-<seed>-001, pretrain-<seed>-002, ..."""
+    numbers = range(1, layout.PARAMETERS["pretrain_experiments"] + 1)
+    return [f"pretrain-{seed}-{number:03d}" for seed in seeds for number in numbers]
+
+
+def _renamed(wells: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """Name experiments and wells after their seed, so that shards of several seeds go together."""
+
+    def name(text: pd.Series) -> pd.Series:
+        return text.str.replace(r"^pretrain-", f"pretrain-{seed}-", regex=True)
+
+    return wells.assign(**{c: name(wells[c]) for c in (schema.EXPERIMENT, schema.WELL_ID)})
 
 
 def metadata(wells: pd.DataFrame) -> pd.DataFrame:
@@ -196,28 +251,29 @@ def shard_cuts(n_rows: int, n_shards: int) -> list[int]:
 
 def _write_shards(folder: Path, images: Iterator[Image], n_rows: int, n_shards: int) -> None:
     """Write all shards into a folder that appears only when it is complete."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    column = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    layout_of_table = pa.schema([("__key__", pa.string()), ("jp2", column)])
     with atomic_dir(folder) as temporary:
         start = 0
         for i, stop in enumerate(shard_cuts(n_rows, n_shards)):
-            name = temporary / f"train-{i:05d}-of-{n_shards:05d}.parquet"
-            with pq.ParquetWriter(name, layout_of_table, compression="none") as writer:
-                for first in range(start, stop, ROWS_A_GROUP):
-                    rows = _take(images, min(ROWS_A_GROUP, stop - first))
-                    table = {
-                        "__key__": [k for k, _ in rows],
-                        "jp2": [{"bytes": b, "path": None} for _, b in rows],
-                    }
-                    writer.write_table(pa.table(table, schema=layout_of_table), row_group_size=ROWS_A_GROUP)
+            _write_shard(temporary / f"train-{i:05d}-of-{n_shards:05d}.parquet", images, stop - start)
             start = stop
         if next(images, None) is not None:  # asking once more also closes the progress bar
             raise ShardError(
                 f"{folder}: more images were rendered than the announced {n_rows} rows; nothing is written"
             )
+
+
+def _write_shard(path: Path, images: Iterator[Image], n_rows: int) -> None:
+    """Write the next `n_rows` images as one shard."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    column = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    layout_of_table = pa.schema([("__key__", pa.string()), ("jp2", column)])
+    with pq.ParquetWriter(path, layout_of_table, compression="none") as writer:
+        for first in range(0, n_rows, ROWS_A_GROUP):
+            rows = _take(images, min(ROWS_A_GROUP, n_rows - first))
+            table = {"__key__": [k for k, _ in rows], "jp2": [{"bytes": b, "path": None} for _, b in rows]}
+            writer.write_table(pa.table(table, schema=layout_of_table), row_group_size=ROWS_A_GROUP)
 
 
 def _take(images: Iterator[Image], n: int) -> list[Image]:
