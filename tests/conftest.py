@@ -108,7 +108,7 @@ class TinyScreen:
             "plates": {
                 "shards": [str(self.folder / "shards/*.parquet")], "metadata": str(self.folder / "metadata.csv"),
             },
-            "embed": {"model": model, "batch_tiles": 7, "max_bad_fraction": 0.2, **embed},
+            "embed": {"model": model, "batch_tiles": 7, "max_bad_fraction": 0.2, "precision": "float32", **embed},
         })  # fmt: skip
 
 

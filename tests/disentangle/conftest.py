@@ -15,6 +15,7 @@ UNS = {
     "config_fingerprint": "0" * 16,
     "checkpoint": "none (planted factors)",
     "checkpoint_sha256": "",
+    "precision": "float32",
     "licences": "none",
     "fit_experiments": [],
     "encoder_saw_test_images": "no",

@@ -1,3 +1,5 @@
+import json
+
 import anndata
 import imagecodecs
 import numpy as np
@@ -9,8 +11,9 @@ from phenoica import files, schema
 from phenoica.embed.assemble import assemble
 from phenoica.embed.encoder import load_encoder
 from phenoica.embed.image_measures import measure
-from phenoica.embed.run import embed_shard, plan_reads
-from phenoica.errors import CheckpointError, SchemaError, TooManyBadImages
+from phenoica.embed.run import embed_shard
+from phenoica.embed.wells import plan_reads
+from phenoica.errors import CheckpointError, EmbeddingError, SchemaError, TooManyBadImages
 from phenoica.openphenom.encoder import OpenPhenom, OpenPhenomConfig
 from phenoica.plates.run import inputs, read_wells, run_plates
 
@@ -57,6 +60,7 @@ def test_the_file_says_what_the_encoder_was(tiny_screen):
     assert "not a trained model" in uns["checkpoint"]
     assert uns["encoder_saw_test_images"] == "no"
     assert "images: not stated" in uns["licences"]
+    assert uns["precision"] == "float32"
 
 
 def test_bad_images_are_quarantined_and_the_rest_is_kept(tiny_screen):
@@ -117,7 +121,8 @@ def test_reads_visit_each_row_group_once_own_shard_first():
         "image_row": [np.array([5, 0]), np.array([1, 3])],
     })  # fmt: skip
     reads = plan_reads(wells, unit=1)
-    assert [(r.shard, r.row_group, r.rows) for r in reads] == [(1, 2, [1]), (1, 9, [5, 3]), (2, 0, [0])]
+    assert [(r.shard, r.row_group, r.rows) for r in reads] == [(1, 2, [1]), (1, 9, [3, 5]), (2, 0, [0])]
+    assert [(r.wells, r.images) for r in reads] == [([1], [0]), ([1, 0], [1, 0]), ([0], [1])]
 
 
 def test_parts_of_two_encoders_do_not_mix(tiny_screen):
@@ -128,7 +133,7 @@ def test_parts_of_two_encoders_do_not_mix(tiny_screen):
     shards, found = inputs(other)[0], out / "quarantine.csv"
     embed_shard(wells, 1, shards, found, parts[1], parts[1].with_suffix(".quarantine.csv"), other)
     lists = [out / "quarantine.csv", *(p.with_suffix(".quarantine.csv") for p in parts)]
-    with pytest.raises(SchemaError, match="2 different encoders"):
+    with pytest.raises(SchemaError, match="different encoders: checkpoint .*seed 0.* and .*seed 1"):
         assemble(wells, parts, lists, out / "e.h5ad", out / "q.csv", other)
     with pytest.raises(SchemaError, match="are in no part and not quarantined"):
         assemble(wells, parts[:1], lists, out / "e.h5ad", out / "q.csv", other)
@@ -174,3 +179,125 @@ def test_missing_checkpoint_and_too_many_channels(tiny_screen):
         load_encoder(tiny_screen.config(checkpoint="nowhere.safetensors"), 6)
     with pytest.raises(CheckpointError, match="12 channels; the model takes at most 11"):
         load_encoder(tiny_screen.config(), 12)
+
+
+def embed_unit(screen, unit, out, config):
+    """Embed one unit of a screen whose plates stage has run; return the part."""
+    part = out / f"shard-{unit}.parquet"
+    wells, shards = read_wells(out / "wells.parquet"), inputs(config)[0]
+    embed_shard(
+        wells, unit, shards, out / "quarantine.csv", part, part.with_suffix(".quarantine.csv"), config, threads=1
+    )
+    return part
+
+
+def join(out, config):
+    """Assemble the two parts of a tiny screen."""
+    parts = [out / f"shard-{unit}.parquet" for unit in (0, 1)]
+    lists = [out / "quarantine.csv", *(p.with_suffix(".quarantine.csv") for p in parts)]
+    assemble(read_wells(out / "wells.parquet"), parts, lists, out / "joined.h5ad", out / "joined.csv", config)
+    return anndata.read_h5ad(out / "joined.h5ad")
+
+
+def test_channelwise_embeddings_reach_the_file_and_average_to_x(tiny_screen):
+    plain, _, _ = run(tiny_screen)
+    adata, _, out = run(tiny_screen, tiny_screen.config(channelwise=True))
+    schema.check(adata)
+    assert "X_channelwise" not in plain.obsm
+    np.testing.assert_allclose(adata.X, plain.X, atol=1e-6)
+    by_channel = adata.obsm["X_channelwise"]
+    assert by_channel.dtype == np.float32
+    assert list(adata.uns["X_channelwise_channels"]) == [1, 2, 3, 4, 5, 6]
+    np.testing.assert_allclose(by_channel.reshape(-1, 6, 24).mean(1), adata.X, atol=1e-6)
+    model = OpenPhenom.random(OpenPhenomConfig(image_size=32, patch_size=16, dim=24, depth=1, heads=2), seed=0)
+    for well, images in tiny_screen.raw.items():
+        expected = model.embed_well(images, channelwise=True).numpy()
+        np.testing.assert_allclose(by_channel[adata.obs_names.get_loc(well)], expected, atol=1e-5)
+    column = pq.read_schema(out / "shard-0.parquet").field("channelwise")
+    assert (str(column.type.value_type), column.type.list_size) == ("float", 6 * 24)
+
+
+def test_channelwise_embeddings_of_another_shape_are_refused(tiny_screen):
+    adata, _, _ = run(tiny_screen, tiny_screen.config(channelwise=True))
+    bad = adata.copy()
+    bad.obsm["X_channelwise"][3, 5] = np.nan
+    with pytest.raises(SchemaError, match=f"not finite in 1 wells, first {bad.obs_names[3]}"):
+        schema.check(bad)
+    bad.obsm["X_channelwise"] = adata.obsm["X_channelwise"][:, :-24]
+    with pytest.raises(SchemaError, match=r"float32 \(16, 120\); it must be float32 \(16, 6 \* 24\)"):
+        schema.check(bad)
+
+
+def test_parts_join_whatever_their_batches_but_not_with_other_contents(tiny_screen):
+    adata, _, out = run(tiny_screen)
+    embed_unit(tiny_screen, 1, out, tiny_screen.config(batch_tiles="auto"))
+    np.testing.assert_allclose(join(out, tiny_screen.config()).X, adata.X, atol=1e-6)
+    embed_unit(tiny_screen, 1, out, tiny_screen.config(channelwise=True))
+    with pytest.raises(SchemaError, match="shard-0.parquet and .*shard-1.parquet .*: channelwise False and True"):
+        join(out, tiny_screen.config())
+
+
+def test_parts_of_two_precisions_do_not_mix(tiny_screen):
+    _, _, out = run(tiny_screen)
+    part = out / "shard-1.parquet"
+    table = pq.read_table(part)
+    metadata = json.loads(table.schema.metadata[b"phenoica"])
+    assert metadata["precision"] == "float32"
+
+    def rewrite(**changed):
+        text = json.dumps({**metadata, **changed})
+        pq.write_table(table.replace_schema_metadata({"phenoica": text}), part)
+
+    rewrite(precision_reason="another machine has another reason")
+    assert join(out, tiny_screen.config()).n_obs == 16
+    rewrite(precision="bfloat16")
+    with pytest.raises(SchemaError, match="precision 'float32' and 'bfloat16'.*depends on the machine"):
+        join(out, tiny_screen.config())
+
+
+def test_images_that_are_no_multiple_of_the_tile_lose_their_margins_and_that_is_said(tiny_screen, capsys):
+    raw = np.random.default_rng(0).integers(0, 256, (6, 79, 102)).astype(np.uint8)
+    for key, image in zip(list(tiny_screen.images)[:6], raw, strict=True):
+        tiny_screen.images[key] = imagecodecs.jpeg2k_encode(image, reversible=True)
+    adata, _, _ = run(tiny_screen)
+    well = adata["gene-001_1_A01"]
+    assert well.obs["n_tiles"].iloc[0] == 6
+    assert adata.obs["n_tiles"].drop(well.obs_names).eq(4).all()
+    model = OpenPhenom.random(OpenPhenomConfig(image_size=32, patch_size=16, dim=24, depth=1, heads=2), seed=0)
+    cut = np.stack([raw[:, r : r + 32, c : c + 32] for r in (7, 39) for c in (3, 35, 67)])
+    np.testing.assert_allclose(well.X[0], model.embed(cut).numpy().mean(axis=0), atol=1e-5)
+    said = capsys.readouterr().err
+    assert said.count("note: images of 79 x 102 px are no multiple of the 32 px tile: the central 64 x 96 px") == 1
+    assert "images of 64 x 64" not in said
+
+
+def test_images_of_another_type_are_quarantined(tiny_screen):
+    keys = list(tiny_screen.images)
+    tiny_screen.images[keys[0]] = imagecodecs.jpeg2k_encode(np.full((64, 64), 900, np.uint16), reversible=True)
+    tiny_screen.images[keys[6]] = imagecodecs.jpeg2k_encode(np.zeros((64, 64, 3), np.uint8), reversible=True)
+    adata, quarantine, _ = run(tiny_screen)
+    assert adata.n_obs == 14
+    reasons = quarantine.set_index("key")["reason"]
+    assert reasons[keys[0]].startswith("16-bit pixels; expected 8-bit")
+    assert reasons[keys[6]].startswith("3 samples a pixel")
+
+
+def test_a_checkpoint_for_larger_tiles_stops_and_leaves_no_part(tiny_screen):
+    path = tiny_screen.folder / "large.safetensors"
+    OpenPhenom.random(OpenPhenomConfig(image_size=128, patch_size=16, dim=24, depth=1, heads=2), seed=0).save(path)
+    with pytest.raises(TooManyBadImages, match=r"\(64, 64\) pixels is smaller than the model's tile of 128"):
+        run(tiny_screen, tiny_screen.config(checkpoint=str(path)))
+    assert not list((tiny_screen.folder / "out").glob("*shard*"))
+
+
+def test_embeddings_that_are_not_finite_stop_and_leave_no_part(tiny_screen):
+    import torch
+
+    path = tiny_screen.folder / "overflowing.safetensors"
+    model = OpenPhenom.random(OpenPhenomConfig(image_size=32, patch_size=16, dim=24, depth=1, heads=2), seed=0)
+    with torch.no_grad():
+        model.patch_embed["proj"].weight.fill_(3e38)
+    model.save(path)
+    with pytest.raises(EmbeddingError, match="not finite.*set embed.precision to float32"):
+        run(tiny_screen, tiny_screen.config(checkpoint=str(path)))
+    assert not list((tiny_screen.folder / "out").glob("*shard*"))

@@ -111,6 +111,20 @@ def test_focus_is_the_exponent_of_the_power_spectrum(size, exponent):
     assert focus(images).mean() == pytest.approx(-exponent, abs=0.2)
 
 
+def test_focus_equals_its_definition_on_an_image_blurred_in_one_direction():
+    """The whole plane of one tile, with numpy's transform and numpy's least squares."""
+    image = ndimage.gaussian_filter1d(np.random.default_rng(0).normal(0, 900, (128, 128)), 2, axis=1)
+    window = np.outer(*2 * [np.hanning(130)[1:-1]])
+    power = np.abs(np.fft.fft2((image - image.mean()) * window)) ** 2 / np.sum(window**2)
+    ring = np.rint(np.hypot(*np.meshgrid(*2 * [np.fft.fftfreq(128, 1 / 128)])))
+    rings = np.arange(2, 33)
+    # the real transform holds the coefficients of column 0 whole and of the others half
+    weight = np.where(np.arange(128) == 0, 1, 0.5)[None, :] * np.ones((128, 1))
+    means = [np.average(power[ring == r], weights=weight[ring == r]) for r in rings]
+    slope = np.polyfit(np.log(rings), np.log(np.array(means) + 1 / 12), 1, w=np.sqrt(1 / rings))[0]
+    assert focus(image[None])[0] == pytest.approx(slope, abs=1e-4)
+
+
 def test_focus_falls_with_blur():
     image = discs(scattered(25, 128, 10, 0), 128, 10, blur=0.5)
     slopes = focus(np.stack([as_uint8(ndimage.gaussian_filter(image, s)) for s in (0, 0.5, 1, 2, 3)]))
@@ -183,12 +197,56 @@ def test_out_of_focus_nuclei_never_multiply():
     assert (np.diff(counts) <= 0).all() and counts[-1] > 15
 
 
+@pytest.mark.parametrize(("size", "diameter"), [(96, 10), (320, 30)])
+def test_the_rim_neither_adds_nor_hides_nuclei(size, diameter):
+    """Fields cut from a larger plane hold as many nuclei as there are centres in them, on average."""
+    counted = planted = 0
+    margin = int(1.5 * diameter)
+    for seed in range(12):
+        centres = np.array(scattered(60, size + 2 * margin, diameter, seed))
+        plane = as_uint8(discs(centres, size + 2 * margin, diameter, seed=seed))
+        counted += count_nuclei(plane[margin:-margin, margin:-margin], diameter)
+        planted += np.all((centres >= margin) & (centres < margin + size), axis=1).sum()
+    assert counted == pytest.approx(planted, rel=0.05)  # counting all that the rim cuts gives 10 % more
+
+
 def test_the_count_comes_from_the_dna_channel():
     dna = as_uint8(discs(scattered(12, 128, 10, 0), 128, 10))
     other = as_uint8(discs(scattered(5, 128, 10, 0), 128, 10))
     images = np.stack([other, dna])
     assert measure(images, [3, 7], dna_channel=7, nucleus_diameter_px=10)["cell_count"] == 12
     assert measure(images, [3, 7], dna_channel=3, nucleus_diameter_px=10)["cell_count"] == 5
+
+
+# ---- the fast filters, against scipy's
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_distance_and_maximum_equal_scipy(seed):
+    rng = np.random.default_rng(seed)
+    shape = tuple(rng.integers(2, 60, 2))
+    mask = rng.random(shape) < rng.choice([0.5, 0.9, 0.99])
+    mask[0, 0] = False
+    most = int(rng.integers(1, 30))
+    expected = np.minimum(ndimage.distance_transform_edt(mask), min(most, max(shape)))
+    np.testing.assert_allclose(image_measures._border_distance(mask, most), expected, rtol=1e-6)
+    values, reach = rng.random(shape).astype(np.float32), int(rng.integers(1, 20))
+    # cval: outside of the image is nothing
+    expected = ndimage.maximum_filter(values, 2 * reach + 1, mode="constant", cval=-np.inf)
+    np.testing.assert_array_equal(image_measures._highest_near(values, reach), expected)
+
+
+def test_smoothing_has_the_variance_it_is_asked_for():
+    point = np.zeros((41, 41), np.float32)
+    point[20, 20] = 1
+    offset = np.arange(-20, 21)
+    for variance in (0, 0.5, 1, 2.5):
+        smooth = image_measures._smooth(point, variance**0.5)
+        assert smooth.sum() == pytest.approx(1)
+        for axis in (0, 1):
+            assert smooth.sum(axis) @ offset**2 == pytest.approx(variance, abs=1e-5)
+    level = np.full((7, 5), 3, np.float32)
+    np.testing.assert_array_equal(image_measures._smooth(level, 2), level)
 
 
 # ---- bad input

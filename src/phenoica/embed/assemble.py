@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from phenoica import __version__, config, files, schema
-from phenoica.embed.run import EMBEDDING, bad_images, check_bad_fraction
+from phenoica.embed.image_measures import measure_names
+from phenoica.embed.run import CHANNELWISE, EMBEDDING, bad_images, check_bad_fraction
 from phenoica.errors import SchemaError
 
 
@@ -36,7 +39,8 @@ def assemble(
         quarantine.csv of the plates stage first, then that of each shard.
     out_h5ad
         AnnData: `X` (wells, dim) float32 raw embedding; obs = well columns, n_tiles, cell_count; obsm
-        `image_measures`; uns `phenoica`.
+        `image_measures`; uns `phenoica`. With `embed.channelwise` also obsm `X_channelwise` (wells, channels * dim)
+        float32, whose mean over channels is X, and uns `X_channelwise_channels`, their numbers in order.
     out_quarantine
         csv of every image and well that was left out, with the reason.
     cfg
@@ -56,27 +60,32 @@ def assemble(
     check_bad_fraction(bad_images(quarantine), n_images, cfg["embed"]["max_bad_fraction"])
 
     description = _common_description(parts)
-    X, n_tiles, measures, filled = _read_parts(wells, parts, int(description["dim"]))
+    filled = _wells_of_parts(wells, parts)
     lost = ~filled & ~wells[schema.WELL_ID].isin(quarantine[schema.WELL_ID]).to_numpy()
     if lost.any():
         first = wells[schema.WELL_ID][lost].iloc[0]
         raise SchemaError(f"{lost.sum()} wells are in no part and not quarantined, first {first}; run embed again")
     if not filled.any():
         raise SchemaError("no well was embedded: all are quarantined; see quarantine.csv")
-
     obs = wells.loc[filled, list(schema.WELL_COLUMNS)].reset_index(drop=True)
-    obs[schema.N_TILES] = n_tiles[filled]
-    obs[schema.CELL_COUNT] = measures.loc[filled, schema.CELL_COUNT].to_numpy()
+    joined = _join_parts(pd.Index(obs[schema.WELL_ID]), parts, description)
+
+    obs[schema.N_TILES] = joined.n_tiles
+    obs[schema.CELL_COUNT] = joined.measures.pop(schema.CELL_COUNT).to_numpy()
     obs = as_categories(obs).set_index(schema.WELL_ID)
-    measures = measures.loc[filled].drop(columns=schema.CELL_COUNT).set_index(obs.index)
-    adata = anndata.AnnData(
-        X[filled], obs=obs, var=pd.DataFrame(index=schema.var_names(X.shape[1])), obsm={schema.IMAGE_MEASURES: measures}
-    )
+    obsm = {schema.IMAGE_MEASURES: joined.measures.set_index(obs.index)}
+    if joined.by_channel is not None:
+        obsm[schema.X_CHANNELWISE] = joined.by_channel
+    var = pd.DataFrame(index=schema.var_names(joined.embedding.shape[1]))
+    adata = anndata.AnnData(joined.embedding, obs=obs, var=var, obsm=obsm)
+    if joined.by_channel is not None:
+        adata.uns[schema.UNS_CHANNELS] = np.array(description["channels"])
     adata.uns[schema.UNS] = {
         "version": __version__,
         "config_fingerprint": config.fingerprint(cfg, "source", "demo", "plates", "embed", "licences"),
         "checkpoint": description["checkpoint"],
         "checkpoint_sha256": description["checkpoint_sha256"],
+        "precision": description["precision"],
         "licences": f"images: {cfg['licences']['images']}; weights: {description['weights_licence']}",
         "encoder_saw_test_images": description["encoder_saw_test_images"],
         "fit_experiments": np.array([], dtype=object),
@@ -94,33 +103,62 @@ def as_categories(obs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _common_description(parts: Sequence[Path]) -> dict[str, Any]:
-    texts = {pq.read_schema(p).metadata[schema.UNS.encode()].decode() for p in parts}
-    if len(texts) != 1:
-        raise SchemaError(
-            f"the {len(parts)} parts come from {len(texts)} different encoders; delete embed/parts and run again"
-        )
-    return json.loads(texts.pop())
-
-
-def _read_parts(
-    wells: pd.DataFrame, parts: Sequence[Path], dim: int
-) -> tuple[np.ndarray, np.ndarray, pd.DataFrame, np.ndarray]:
-    """Return X (wells, dim) float32, n_tiles, measures and which wells a part filled."""
-    X = np.zeros((len(wells), dim), np.float32)
-    n_tiles = np.zeros(len(wells), np.int64)
-    filled = np.zeros(len(wells), bool)
-    position = pd.Index(wells[schema.WELL_ID])
-    measures = None
+    """Return what all parts say of their encoder; refuse parts that say different things, and say what differs."""
+    first: dict[str, Any] = {}
     for part in parts:
-        table = pq.read_table(part)
-        at = position.get_indexer(table.column(schema.WELL_ID).to_pylist())
+        description = json.loads(pq.read_schema(part).metadata[schema.UNS.encode()])
+        first = first or description
+        # why a machine took a precision may differ between machines; which one may not
+        keys = [k for k in first if k != "precision_reason" and description.get(k) != first[k]]
+        if keys:
+            differences = "; ".join(f"{key} {first[key]!r} and {description.get(key)!r}" for key in keys)
+            raise SchemaError(
+                f"{parts[0]} and {part} come from different encoders: {differences}. Delete the parts of one of them "
+                "and run embed again with one configuration (what `auto` chooses depends on the machine)"
+            )
+    return first
+
+
+def _wells_of_parts(wells: pd.DataFrame, parts: Sequence[Path]) -> np.ndarray:
+    """Return which wells have a row in a part, bool (wells,); only the column of ids is read."""
+    position = pd.Index(wells[schema.WELL_ID])
+    filled = np.zeros(len(wells), bool)
+    for part in parts:
+        at = position.get_indexer(pq.read_table(part, columns=[schema.WELL_ID]).column(0).to_pylist())
         if (at < 0).any() or filled[at].any():
             raise SchemaError(f"{part}: holds wells that are unknown or in another part; delete embed/parts, run again")
-        X[at] = np.asarray(table.column(EMBEDDING).combine_chunks().flatten()).reshape(-1, dim)
-        n_tiles[at] = np.asarray(table.column(schema.N_TILES))
         filled[at] = True
-        frame = table.drop_columns([schema.WELL_ID, schema.N_TILES, EMBEDDING]).to_pandas()
-        if measures is None:
-            measures = pd.DataFrame(np.nan, index=wells.index, columns=frame.columns)
-        measures.iloc[at] = frame.to_numpy()
-    return X, n_tiles, measures, filled
+    return filled
+
+
+@dataclass
+class _Joined:
+    """What the parts hold, in the order of the result."""
+
+    embedding: np.ndarray  # (wells, dim) float32
+    by_channel: np.ndarray | None  # (wells, channels * dim) float32
+    n_tiles: np.ndarray
+    measures: pd.DataFrame
+
+
+def _join_parts(well_ids: pd.Index, parts: Sequence[Path], description: Mapping[str, Any]) -> _Joined:
+    """Read the parts one after the other into tables of their final size."""
+    n, dim = len(well_ids), int(description["dim"])
+    wide = dim * len(description["channels"])
+    names = [schema.CELL_COUNT, *measure_names(description["channels"])]
+    embedding, n_tiles, measures = np.empty((n, dim), np.float32), np.empty(n, np.int64), np.empty((n, len(names)))
+    by_channel = np.empty((n, wide), np.float32) if description[CHANNELWISE] else None
+    for part in parts:
+        table = pq.read_table(part)
+        at = well_ids.get_indexer(table.column(schema.WELL_ID).to_pylist())
+        embedding[at] = _rows(table, EMBEDDING, dim)
+        if by_channel is not None:
+            by_channel[at] = _rows(table, CHANNELWISE, wide)
+        n_tiles[at] = np.asarray(table.column(schema.N_TILES))
+        measures[at] = table.select(names).to_pandas().to_numpy()
+    return _Joined(embedding, by_channel, n_tiles, pd.DataFrame(measures, columns=names))
+
+
+def _rows(table: pa.Table, column: str, width: int) -> np.ndarray:
+    """Return a column of fixed-size lists as (rows, width)."""
+    return np.asarray(table.column(column).combine_chunks().flatten()).reshape(-1, width)

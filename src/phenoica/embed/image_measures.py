@@ -35,6 +35,10 @@ MIN_CONTRAST = 6.0
 MIN_DEVIATIONS = 4.0
 # The smallest object that counts, as a share of the area of a typical nucleus
 MIN_AREA_SHARE = 0.2
+# Objects wider than twice this many diameters are one nucleus: distances to the border end here.
+LARGEST_RADIUS = 1.5
+BACKGROUND_BLOCKS = 4  # blocks along a diameter on which the background is computed
+SAMPLED_SIDE_PX = 128
 
 
 def measure_names(channels: Sequence[int]) -> list[str]:
@@ -109,7 +113,7 @@ def _check(images: np.ndarray, channels: list[int], dna_channel: int, diameter: 
 
 def _grey_values(image: np.ndarray) -> tuple[float, ...]:
     """Return mean, sd, percentiles and the saturated share of one channel, all exact from its 256 counts."""
-    counts = np.bincount(image.ravel(), minlength=256)
+    counts = _counts(image)
     n = image.size
     levels = np.arange(256)
     mean = float(counts @ levels) / n
@@ -124,21 +128,32 @@ def _grey_values(image: np.ndarray) -> tuple[float, ...]:
     return (mean, sd, *map(float, percentiles), float(counts[255]) / n)
 
 
+def _counts(image: np.ndarray) -> np.ndarray:
+    """Return how many pixels have each of the 256 grey values.
+
+    Two pixels are counted at a time, as one number of 16 bits: bincount spends its time on widening its input.
+    """
+    flat = np.ascontiguousarray(image).ravel()
+    pairs = np.bincount(flat[: flat.size // 2 * 2].view(np.uint16), minlength=1 << 16).reshape(256, 256)
+    return pairs.sum(0) + pairs.sum(1) + np.bincount(flat[flat.size // 2 * 2 :], minlength=256)
+
+
 def _empty_share(image: np.ndarray) -> float:
     size = EMPTY_BLOCK_PX
-    pixels = image[: image.shape[0] // size * size, : image.shape[1] // size * size].astype(np.float32)
-    n = size * size
+    pixels = image.astype(np.float32)
     # sums of whole numbers below 2^24 are exact in float32
-    total, squares = _block_sums(pixels, size), _block_sums(pixels * pixels, size)
-    flat = n * squares.astype(np.float64) - total.astype(np.float64) ** 2 < EMPTY_SD**2 * n**2
-    return float(np.mean(flat & (total < 255 * n)))
+    total, squares = (_block_sums(p, size).astype(np.float64) for p in (pixels, pixels * pixels))
+    n = size * size
+    return float(np.mean((n * squares - total**2 < EMPTY_SD**2 * n**2) & (total < 255 * n)))
 
 
 def _block_sums(pixels: np.ndarray, size: int) -> np.ndarray:
     """Sum square blocks; (H, W) -> (H // size, W // size); remainders are left out."""
     rows, columns = pixels.shape[0] // size, pixels.shape[1] // size
     pixels = pixels[: rows * size, : columns * size]
-    return pixels.reshape(rows, size, columns * size).sum(1).reshape(rows, columns, size).sum(2)
+    # adding slices is up to ten times faster than a sum over a short axis
+    lines = sum((pixels[k::size] for k in range(1, size)), pixels[::size])
+    return sum((lines[:, k::size] for k in range(1, size)), lines[:, ::size])
 
 
 def focus(images: np.ndarray) -> np.ndarray:
@@ -176,8 +191,12 @@ def _slope(image: np.ndarray) -> float:
     plan = _spectrum_plan(size)
     cut -= cut.mean(axis=(1, 2), keepdims=True)
     cut *= plan.window
-    spectrum = fft.rfft2(cut)
-    power = (spectrum.real**2 + spectrum.imag**2).mean(axis=0) / np.square(plan.window).sum()
+    # columns above the highest ring are not needed: half of the second transform
+    spectrum = fft.fft(np.ascontiguousarray(fft.rfft(cut)[..., : plan.columns]), axis=-2)
+    spectrum = spectrum.view(np.float32)  # real and imaginary parts in turn
+    spectrum *= spectrum
+    squares = spectrum.mean(axis=0)
+    power = (squares[:, ::2] + squares[:, 1::2]) / np.square(plan.window).sum()
     rings = np.bincount(plan.ring, power.ravel()) / plan.ring_size
     used = rings[LOWEST_RING : LOWEST_RING + len(plan.slope_weights)]
     return float(np.log(used + ROUNDING_POWER) @ plan.slope_weights)
@@ -187,7 +206,8 @@ class _SpectrumPlan(NamedTuple):
     """What the focus of every tile of one size shares."""
 
     window: np.ndarray  # (size, size) float32
-    ring: np.ndarray  # whole frequency of each coefficient of a real spectrum, flat
+    columns: int  # coefficients of each line of a real spectrum that lie in a ring
+    ring: np.ndarray  # whole frequency of each coefficient in these columns, flat
     ring_size: np.ndarray  # coefficients of each ring
     slope_weights: np.ndarray  # the weighted least-squares slope is their product with log power
 
@@ -195,22 +215,25 @@ class _SpectrumPlan(NamedTuple):
 @functools.cache
 def _spectrum_plan(size: int) -> _SpectrumPlan:
     window = np.hanning(size + 2)[1:-1].astype(np.float32)
-    radius = np.hypot(np.fft.fftfreq(size, 1 / size)[:, None], np.arange(size // 2 + 1)[None])
-    ring = np.rint(radius).astype(np.intp).ravel()
     frequency = np.arange(LOWEST_RING, size // 4 + 1)
+    columns = size // 4 + 1
+    radius = np.hypot(np.fft.fftfreq(size, 1 / size)[:, None], np.arange(columns)[None])
+    ring = np.rint(radius).astype(np.intp).ravel()
     weight = 1 / frequency  # rings are denser at high frequency: this gives every octave the same weight
     centred = np.log(frequency) - np.average(np.log(frequency), weights=weight)
     slope_weights = weight * centred / (weight @ centred**2)
-    return _SpectrumPlan(np.outer(window, window), ring, np.bincount(ring), slope_weights)
+    return _SpectrumPlan(np.outer(window, window), columns, ring, np.bincount(ring), slope_weights)
 
 
 def count_nuclei(image: np.ndarray, diameter_px: float) -> int:
-    """Count nuclei in a DNA channel.
+    """Count the nuclei of a DNA channel.
 
     The image is binned until a nucleus is about 8 px wide and smoothed; the background within four nuclei is
     taken off (white top-hat); Otsu's threshold on square roots, which let dim nuclei count beside bright
     ones, separates nuclei from background, unless the noise of the background asks for a higher one; objects
-    that touch are parted at the maxima of the smoothed distance to their border.
+    that touch are parted at the maxima of the smoothed distance to their border. Nuclei that the bottom or the
+    right rim cuts are left out and those at the top and the left are counted: on average that is the number of
+    nuclei whose centre lies in the field (the unbiased counting frame of Gundersen 1977, J Microsc 111:219).
 
     Parameters
     ----------
@@ -221,44 +244,119 @@ def count_nuclei(image: np.ndarray, diameter_px: float) -> int:
     """
     bins = max(1, int(diameter_px // BINNED_DIAMETER_PX))
     bins = min(bins, min(image.shape) // 4)
-    diameter = diameter_px / bins
-    pixels = _block_sums(image.astype(np.float32), bins) / bins**2
-    smooth = ndimage.gaussian_filter(pixels, diameter / 10)
+    pixels = _block_sums(image.astype(np.float32), bins) / np.float32(bins**2)
+    diameter = min(diameter_px / bins, *pixels.shape)
+    smooth = _smooth(pixels, diameter / 10)
     mask = _foreground(smooth, diameter)
     if not mask.any():
         return 0
-    labels, _ = ndimage.label(mask)
-    area = np.bincount(labels.ravel())
-    keep = area >= MIN_AREA_SHARE * np.pi * (diameter / 2) ** 2
-    keep[0] = False
-    distance = ndimage.gaussian_filter(ndimage.distance_transform_edt(keep[labels]), diameter / 10)
-    reach = 2 * int(np.ceil(0.3 * diameter)) + 1
-    peak = (distance == ndimage.maximum_filter(distance, size=reach)) & keep[labels]
-    _, count = ndimage.label(peak, structure=np.ones((3, 3)))
-    return int(count)
+    distance = _smooth(_border_distance(mask, int(np.ceil(LARGEST_RADIUS * diameter))), diameter / 10)
+    peak = (distance == _highest_near(distance, int(np.ceil(0.3 * diameter)))) & mask
+    objects, _ = ndimage.label(mask)
+    large = np.bincount(objects[mask]) >= MIN_AREA_SHARE * np.pi * (diameter / 2) ** 2
+    peak[peak] = large[objects[peak]]
+    peaks, count = ndimage.label(peak, structure=np.ones((3, 3)))
+    return int(count) - np.count_nonzero(np.unique(np.concatenate([peaks[-1], peaks[:, -1]])))
+
+
+def _smooth(image: np.ndarray, sigma: float) -> np.ndarray:
+    """Smooth float32 (H, W) by the binomial kernel whose variance comes nearest to sigma squared; edges repeat.
+
+    A pass of (1, 2, 1) / 4 has the variance 1/2; it needs additions alone, several times faster than the Gaussian
+    that it tends to.
+    """
+    passes = round(2 * sigma**2)
+    for _ in range(2 * passes):  # along the rows and the columns in turn
+        pairs = image[1:] + image[:-1]
+        summed = np.empty_like(image)
+        np.add(pairs[1:], pairs[:-1], out=summed[1:-1])
+        summed[0], summed[-1] = pairs[0] + 2 * image[0], pairs[-1] + 2 * image[-1]
+        summed *= np.float32(0.25)
+        image = summed.T
+    return image
+
+
+def _border_distance(mask: np.ndarray, most: int) -> np.ndarray:
+    """Return the Euclidean distance of each pixel to the background in pixels, at most `most`; float32 (H, W).
+
+    First along the rows, then for each column the lower envelope of the parabolas that stand on it (Felzenszwalb &
+    Huttenlocher 2012, Theory of Computing 8:415), here by shifting whole images: nuclei are small, so few shifts
+    do. Outside of the image is no background.
+    """
+    most = min(most, max(mask.shape))
+    straight = mask * np.uint8(most)
+    shift = 1
+    while shift < most:  # doubling shifts reach every pixel up to `most` away
+        previous = straight + np.uint8(shift)
+        np.minimum(straight[:, shift:], previous[:, :-shift], out=straight[:, shift:])
+        np.minimum(straight[:, :-shift], previous[:, shift:], out=straight[:, :-shift])
+        shift *= 2
+    standing = np.square(straight, dtype=np.uint16)
+    squared = standing.copy()
+    for shift in range(1, min(int(straight.max()), len(standing))):
+        parabola = standing + np.uint16(shift**2)
+        np.minimum(squared[shift:], parabola[:-shift], out=squared[shift:])
+        np.minimum(squared[:-shift], parabola[shift:], out=squared[:-shift])
+    return np.sqrt(squared, dtype=np.float32)
+
+
+def _highest_near(values: np.ndarray, reach: int) -> np.ndarray:
+    """Return the maximum over the square of side 2 * reach + 1 around each pixel of (H, W)."""
+    for _ in range(2):  # along the rows, then the columns
+        done = 0
+        while done < min(reach, len(values) - 1):
+            # a larger shift would step over what lies between a pixel and the edge
+            shift = min(done + 1, reach - done)
+            previous, values = values, values.copy(order="K")
+            np.maximum(values[shift:], previous[:-shift], out=values[shift:])
+            np.maximum(values[:-shift], previous[shift:], out=values[:-shift])
+            done += shift
+        values = values.T
+    return values
 
 
 def _foreground(smooth: np.ndarray, diameter: float) -> np.ndarray:
     """Return where a smoothed DNA channel holds nuclei, as bool."""
-    margin = min(int(np.ceil(2 * diameter)), min(smooth.shape) - 1)
-    reach = 2 * margin + 1
-    # Odd reflection goes on with a slope of the illumination; an even one would leave a bright rim as
-    # contrast. It doubles the noise of the rim, hence one more smoothing.
-    smoother = ndimage.uniform_filter(smooth, 2 * int(np.ceil(diameter / 4)) + 1)
-    padded = np.pad(smoother, margin, mode="reflect", reflect_type="odd")
-    background = ndimage.maximum_filter(ndimage.minimum_filter(padded, reach), reach)
-    background = background[margin:-margin, margin:-margin]
-    contrast = smooth - background
+    contrast = smooth - _background(smooth, diameter)
     # Otsu alone would halve the noise of a field with few nuclei. Centre and spread of the background come
     # from the 5th and 25th percentile, as of a normal distribution; both lie in the background while nuclei
-    # cover less than three quarters of the field.
-    low, quarter = np.percentile(contrast, (5, 25))
+    # cover less than three quarters of the field. Some ten thousand pixels tell them as well as all.
+    step = max(1, min(contrast.shape) // SAMPLED_SIDE_PX)
+    sample = np.ascontiguousarray(contrast[step // 2 :: step, step // 2 :: step])
+    low, quarter = np.percentile(sample, (5, 25))
     sd = (quarter - low) / (1.645 - 0.674)
     centre = quarter + 0.674 * sd
-    mask = contrast > max(_otsu(np.sqrt(np.maximum(contrast, 0))) ** 2, centre + MIN_DEVIATIONS * sd)
+    threshold = max(_otsu(np.sqrt(np.maximum(sample, 0))) ** 2, float(centre + MIN_DEVIATIONS * sd))
+    mask = contrast > threshold
     if mask.any() and contrast[mask].mean() - centre < MIN_CONTRAST:
         mask[:] = False
     return mask
+
+
+def _background(smooth: np.ndarray, diameter: float) -> np.ndarray:
+    """Return what is left of a smoothed DNA channel without its nuclei: an opening by four diameters; (H, W).
+
+    It varies slowly, so it is computed on blocks of a quarter of a nucleus and stretched linearly.
+    """
+    block = max(1, int(diameter // BACKGROUND_BLOCKS))
+    coarse = _block_sums(smooth, block) / np.float32(block**2)
+    margin = min(int(np.ceil(2 * diameter / block)), min(coarse.shape) - 1)
+    # Odd reflection goes on with a slope of the illumination; an even one would leave a bright rim as
+    # contrast. It doubles the noise of the rim, hence one more smoothing.
+    padded = np.pad(ndimage.uniform_filter(coarse, 3), margin, mode="reflect", reflect_type="odd")
+    opened = _highest_near(-_highest_near(-padded, margin), margin)[margin:-margin, margin:-margin]
+    columns = _stretch(opened.T, smooth.shape[1], block)
+    return _stretch(np.ascontiguousarray(columns.T), smooth.shape[0], block)
+
+
+def _stretch(values: np.ndarray, length: int, block: int) -> np.ndarray:
+    """Interpolate means of blocks linearly along the first axis, from (n, W) to (length, W); edges are held."""
+    at = np.clip((np.arange(length) - (block - 1) / 2) / block, 0, len(values) - 1).astype(np.float32)
+    below = np.minimum(at.astype(np.intp), len(values) - 2)
+    step = np.diff(values, axis=0)[below]
+    step *= (at - below)[:, None].astype(np.float32)
+    step += values[below]
+    return step
 
 
 def _otsu(values: np.ndarray) -> float:

@@ -1,195 +1,59 @@
-"""The streaming embed loop: one shard in, one row a well out.
+"""The embed loop: one shard in, one row a well out.
 
-Row groups are read one after the other; a bounded thread pool decodes their images and takes image measures while the
-model embeds the tiles of earlier wells. A well belongs to the shard of its first image; images that lie in another
-shard are read from there by row group. Bad images are quarantined with their well, and the rest goes on.
+A thread reads the shard and fills batches of tiles, a pool of threads decodes and measures wells
+(`phenoica.embed.wells`, `phenoica.embed.batches`), and the model embeds one batch while the next is made.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from phenoica import files, schema
-from phenoica.embed.image_measures import measure, measure_names
-from phenoica.errors import ImageError, TooManyBadImages
-from phenoica.plates.images import decode_image
+from phenoica.embed.batches import choose_batch_tiles, one_ahead, tile_batches
+from phenoica.embed.encoder import Encoder, load_encoder
+from phenoica.embed.image_measures import measure_names
+from phenoica.embed.wells import PreparedWell, WellReader
+from phenoica.errors import TooManyBadImages
 from phenoica.plates.run import ORPHAN, QUARANTINE_COLUMNS, with_files
-from phenoica.plates.shards import open_shard, read_images
 from phenoica.progress import Progress
 
-if TYPE_CHECKING:
-    from phenoica.openphenom.encoder import OpenPhenom
-
 EMBEDDING = "embedding"
-_LOOK_AHEAD = 2  # row groups read and decoded ahead of the model: enough to keep it fed, few enough to stay small
+CHANNELWISE = "channelwise"
+WELLS_AHEAD_PER_THREAD = 4  # wells on their way a thread: enough to keep it busy while a batch is handed over
 
 
-@dataclass
-class Read:
-    """The images wanted from one row group: parallel lists of row, well (index into the wells) and image position."""
-
-    shard: int
-    row_group: int
-    rows: list[int] = field(default_factory=list)
-    wells: list[int] = field(default_factory=list)
-    images: list[int] = field(default_factory=list)
-
-
-def plan_reads(wells: pd.DataFrame, unit: int) -> list[Read]:
-    """Return the row groups to read for the wells of a unit, each once: the unit's own shard first, then neighbours."""
-    reads: dict[tuple[bool, int, int], Read] = {}
-    locations = (schema.IMAGE_SHARD, schema.IMAGE_ROW_GROUP, schema.IMAGE_ROW)
-    for well, columns in enumerate(zip(*(wells[c] for c in locations), strict=True)):
-        for image, (shard, group, row) in enumerate(zip(*columns, strict=True)):
-            read = reads.setdefault((shard != unit, shard, group), Read(int(shard), int(group)))
-            read.rows.append(int(row))
-            read.wells.append(well)
-            read.images.append(image)
-    return [reads[key] for key in sorted(reads)]
-
-
-def _decode_or_reason(data: bytes | None) -> np.ndarray | str:
-    try:
-        return decode_image(data)
-    except ImageError as error:
-        return str(error)
-
-
-class WellReader:
-    """Yield the decoded wells of one unit, with quarantine entries for what cannot be used.
+class WellMeans:
+    """Average the vectors of each well's tiles, in float64.
 
     Parameters
     ----------
-    wells
-        The wells of the unit, with `schema.IMAGE_COLUMNS`.
-    unit
-        Number of the shard.
-    shards
-        All shard files, so that a neighbour's images can be fetched.
-    tile_size
-        Smallest usable image side in pixels.
-    pool
-        Threads that decode.
+    n_wells
+        Wells of the unit.
+    width
+        Length of a vector.
     """
 
-    def __init__(
-        self, wells: pd.DataFrame, unit: int, shards: Sequence[Path], tile_size: int, pool: ThreadPoolExecutor
-    ):
-        self.wells, self.shards, self.tile_size, self.pool = wells, shards, tile_size, pool
-        self.reads = plan_reads(wells, unit)
-        self.quarantine: list[dict[str, Any]] = []
-        self._open: dict[int, Any] = {}
+    def __init__(self, n_wells: int, width: int):
+        self._sums = np.zeros((n_wells, width))
+        self.n_tiles = np.zeros(n_wells, np.int64)
 
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray | None]]:
-        """Yield (well, uint8 images (sites * channels, H, W)) once a well is complete; None if it is quarantined."""
-        waiting: dict[int, dict[int, tuple[str, np.ndarray | str]]] = defaultdict(dict)
-        n_images = [len(rows) for rows in self.wells[schema.IMAGE_ROW]]
-        for read, decoded in self._ahead():
-            for well, image, (key, future) in zip(read.wells, read.images, decoded, strict=True):
-                waiting[well][image] = (key, future.result())
-                if len(waiting[well]) == n_images[well]:
-                    yield well, self._complete(well, waiting.pop(well))
+    def add(self, wells: np.ndarray, vectors: np.ndarray) -> None:
+        """Add vectors (n, width) of tiles of the given wells (n,)."""
+        np.add.at(self._sums, wells, vectors)
+        np.add.at(self.n_tiles, wells, 1)
 
-    def _ahead(self) -> Iterator[tuple[Read, list[tuple[str, Future]]]]:
-        queue: deque[tuple[Read, list[tuple[str, Future]]]] = deque()
-        for read in self.reads:
-            shard = self._open.get(read.shard)
-            if shard is None:
-                shard = self._open[read.shard] = open_shard(self.shards[read.shard])
-            rows = read_images(shard, read.row_group, read.rows)
-            queue.append((read, [(key, self.pool.submit(_decode_or_reason, data)) for key, data in rows]))
-            if len(queue) > _LOOK_AHEAD:
-                yield queue.popleft()
-        yield from queue
-
-    def _complete(self, well: int, images: dict[int, tuple[str, np.ndarray | str]]) -> np.ndarray | None:
-        ordered = [images[i][1] for i in range(len(images))]
-        bad = {i: reason for i, reason in enumerate(ordered) if isinstance(reason, str)}
-        if not bad:
-            shapes = {image.shape for image in ordered}
-            if len(shapes) > 1:
-                bad = {i: f"images of one well differ in size: {sorted(shapes)}" for i in range(len(ordered))}
-            elif min(ordered[0].shape) < self.tile_size:
-                text = f"image of {ordered[0].shape} pixels is smaller than the model's tile of {self.tile_size}"
-                bad = dict.fromkeys(range(len(ordered)), text)
-        for image, reason in bad.items():
-            self._reject(well, image, images[image][0], reason)
-        return None if bad else np.stack(ordered)
-
-    def _reject(self, well: int, image: int, key: str, reason: str) -> None:
-        row = self.wells.iloc[well]
-        where = (int(row[c][image]) for c in (schema.IMAGE_SHARD, schema.IMAGE_ROW_GROUP, schema.IMAGE_ROW))
-        self.quarantine.append(
-            dict(zip(QUARANTINE_COLUMNS, (key, row[schema.WELL_ID], reason, *where), strict=True))
-        )
-
-
-def well_measures(images: np.ndarray, channels: Sequence[int], embed_config: Mapping[str, Any]) -> dict[str, float]:
-    """Return the image measures of a well: the mean over its sites; `cell_count` is cells a site.
-
-    Parameters
-    ----------
-    images
-        uint8 (sites, channels, H, W).
-    """
-    sites = [
-        measure(
-            site, channels, dna_channel=embed_config["dna_channel"],
-            nucleus_diameter_px=embed_config["nucleus_diameter_px"],
-        )
-        for site in images
-    ]  # fmt: skip
-    return {name: float(np.mean([s[name] for s in sites])) for name in sites[0]}
-
-
-class TileBatcher:
-    """Collect tiles of wells, embed them in full batches and average each well's tiles.
-
-    Parameters
-    ----------
-    model
-        The encoder.
-    batch_tiles
-        Tiles a forward pass.
-    """
-
-    def __init__(self, model: OpenPhenom, batch_tiles: int):
-        self.model, self.batch_tiles = model, batch_tiles
-        self._tiles: list[np.ndarray] = []
-        self._owners: list[int] = []
-        self.sums: dict[int, np.ndarray] = {}
-        self.counts: dict[int, int] = defaultdict(int)
-
-    def add(self, well: int, tiles: np.ndarray) -> None:
-        """Queue the uint8 (n, C, size, size) tiles of a well."""
-        self._tiles.extend(tiles)
-        self._owners.extend([well] * len(tiles))
-        while len(self._tiles) >= self.batch_tiles:
-            self._run(self.batch_tiles)
-
-    def flush(self) -> None:
-        """Embed what is queued."""
-        if self._tiles:
-            self._run(len(self._tiles))
-
-    def _run(self, n: int) -> None:
-        import torch
-
-        batch = torch.from_numpy(np.stack(self._tiles[:n]))
-        embedded = self.model.embed(batch, batch_tiles=n).numpy().astype(np.float64)
-        for owner, row in zip(self._owners[:n], embedded, strict=True):
-            self.sums[owner] = self.sums.get(owner, 0.0) + row
-            self.counts[owner] += 1
-        del self._tiles[:n], self._owners[:n]
+    def of(self, wells: Sequence[int]) -> np.ndarray:
+        """Return the means of these wells, float64 (wells, width)."""
+        return self._sums[wells] / self.n_tiles[wells][:, None]
 
 
 def embed_shard(
@@ -215,52 +79,102 @@ def embed_shard(
     plates_quarantine
         quarantine.csv of the plates stage: what it found counts as bad before the first image is read.
     out_part
-        parquet: well_id, n_tiles, embedding (fixed-size list of float32), image measures; the encoder's description
-        in the file's key-value metadata under `phenoica`.
+        parquet: well_id, n_tiles, embedding (fixed-size list of float32), channelwise (the same, channel by channel;
+        only with `embed.channelwise`), image measures; the encoder's description in the file's key-value metadata
+        under `phenoica`.
     out_quarantine
         csv of `QUARANTINE_COLUMNS` and the file of each image.
     config
         The resolved configuration.
     threads
-        Threads that decode and measure.
+        Cores of the job: see `decoding_threads`.
 
     Raises
     ------
     TooManyBadImages
         If this unit and the plates stage alone found more bad images than `embed.max_bad_fraction` of the run's.
+    CheckpointError
+        If the checkpoint does not fit.
+    EmbeddingError
+        If the model gives values that are not finite.
     """
-    from phenoica.embed.encoder import load_encoder
-    from phenoica.openphenom.tiling import tiles
-
     embed_config, channels = config["embed"], config["plates"]["channels"]
     known_bad = bad_images(pd.read_csv(plates_quarantine))
     n_images = sum(len(rows) for rows in wells[schema.IMAGE_ROW]) + len(known_bad)
     check_bad_fraction(known_bad, n_images, embed_config["max_bad_fraction"])
     wells = wells[wells[schema.UNIT] == unit].reset_index(drop=True)
     encoder = load_encoder(config, n_channels=len(channels))
-    batcher = TileBatcher(encoder.model, embed_config["batch_tiles"])
-    measures: dict[int, Future] = {}
-    n_tiles = np.zeros(len(wells), np.int64)
-    with ThreadPoolExecutor(threads) as pool, Progress(len(wells), f"embed shard {unit}") as progress:
-        reader = WellReader(wells, unit, shards, encoder.tile_size, pool)
-        for well, images in reader:
-            progress.update()
-            if images is None:
-                continue
-            sites = images.reshape(-1, len(channels), *images.shape[1:])
-            measures[well] = pool.submit(well_measures, sites, channels, embed_config)
-            cut = np.concatenate([np.asarray(tiles(site, encoder.tile_size)) for site in sites])
-            n_tiles[well] = len(cut)
-            batcher.add(well, cut)
-        batcher.flush()
-        done = sorted(batcher.sums)
-        rows = [measures[w].result() for w in done]
+    workers = decoding_threads(threads, on_gpu=encoder.model.device.type == "cuda")
+    with ThreadPoolExecutor(workers) as pool, Progress(len(wells), f"embed shard {unit}") as progress:
+        ahead = WELLS_AHEAD_PER_THREAD * workers
+        reader = WellReader(wells, unit, shards, encoder.tile_size, config, pool, ahead)
+        means, measures = _embed(reader, len(wells), encoder, config, progress)
     found = with_files(pd.DataFrame(reader.quarantine, columns=list(QUARANTINE_COLUMNS)), shards)
     check_bad_fraction([*known_bad, *bad_images(found)], n_images, embed_config["max_bad_fraction"])
-    embeddings = np.array([batcher.sums[w] / batcher.counts[w] for w in done], np.float32)
+    done = sorted(measures)
+    vectors = means.of(done)
+    by_channel = None
+    if embed_config["channelwise"]:
+        by_channel = vectors
+        vectors = vectors.reshape(len(done), len(channels), -1).mean(axis=1)
     ids = [wells[schema.WELL_ID].iloc[w] for w in done]
-    write_part(out_part, ids, n_tiles[done], embeddings, rows, channels, encoder.describe())
+    rows = [measures[w] for w in done]
+    description = {**encoder.describe(), "channels": list(channels), CHANNELWISE: by_channel is not None}
+    write_part(out_part, ids, means.n_tiles[done], vectors, rows, description, by_channel)
     files.write_csv(out_quarantine, found)
+
+
+def decoding_threads(threads: int, on_gpu: bool) -> int:
+    """Return how many threads decode and measure in a job of `threads` cores.
+
+    On a GPU all but one: the last core feeds the model. On a CPU the model computes on every core, and a thread that
+    decodes takes its share of one.
+    """
+    return max(1, threads - 1) if on_gpu else threads
+
+
+def _embed(
+    reader: WellReader, n_wells: int, encoder: Encoder, config: Mapping[str, Any], progress: Progress
+) -> tuple[WellMeans, dict[int, dict[str, float]]]:
+    """Run the wells of a unit through the model; return the means of their vectors, and their image measures."""
+    n_channels, channelwise = len(config["plates"]["channels"]), config["embed"]["channelwise"]
+    model = encoder.model
+    means = WellMeans(n_wells, model.config.dim * (n_channels if channelwise else 1))
+    measures: dict[int, dict[str, float]] = {}
+    batch_tiles = choose_batch_tiles(config["embed"]["batch_tiles"], model, n_channels)
+    wells = _usable(reader, encoder.tile_size, measures, progress)
+    batches = one_ahead(tile_batches(wells, batch_tiles, pinned=model.device.type == "cuda"))
+    with contextlib.closing(batches):
+        for batch in batches:
+            vectors = model.embed(batch.tiles, channelwise, batch_tiles=batch_tiles)
+            means.add(batch.wells, vectors.numpy())
+    return means, measures
+
+
+def _usable(
+    reader: Iterable[PreparedWell], tile_size: int, measures: dict[int, dict[str, float]], progress: Progress
+) -> Iterator[PreparedWell]:
+    """Yield the wells that have tiles; note the measures of each, count all, and say once what is cropped."""
+    seen: set[tuple[int, int]] = set()
+    for prepared in reader:
+        progress.update()
+        if prepared.tiles is None:
+            continue
+        if prepared.size not in seen:
+            seen.add(prepared.size)
+            _say_cropped(prepared.size, tile_size)
+        measures[prepared.well] = prepared.measures
+        yield prepared
+
+
+def _say_cropped(size: tuple[int, int], tile_size: int) -> None:
+    kept = [side // tile_size * tile_size for side in size]
+    if kept != list(size):
+        print(
+            f"note: images of {size[0]} x {size[1]} px are no multiple of the {tile_size} px tile: the central "
+            f"{kept[0]} x {kept[1]} px are embedded, the rest is left out (image measures see all of it)",
+            file=sys.stderr,
+        )
 
 
 def bad_images(quarantine: pd.DataFrame) -> list[dict[str, Any]]:
@@ -287,26 +201,44 @@ def write_part(
     n_tiles: np.ndarray,
     embeddings: np.ndarray,
     measures: Sequence[Mapping[str, float]],
-    channels: Sequence[int],
     description: Mapping[str, Any],
+    by_channel: np.ndarray | None = None,
 ) -> None:
-    """Write one part; it may hold no well at all, and still has every column."""
+    """Write one part; it may hold no well at all, and still has every column.
+
+    Parameters
+    ----------
+    path
+        The parquet file.
+    well_ids, n_tiles, measures
+        One entry a well.
+    embeddings
+        (wells, dim).
+    description
+        `Encoder.describe` and `channels`; the same for every part of a run.
+    by_channel
+        (wells, channels * dim), or None to leave the column out.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    dim = int(description["dim"])
-    flat = pa.array(embeddings.reshape(-1), pa.float32())
-    table = pa.table(
-        {
-            schema.WELL_ID: pa.array(list(well_ids), pa.string()),
-            schema.N_TILES: pa.array(n_tiles, pa.int64()),
-            EMBEDDING: pa.FixedSizeListArray.from_arrays(flat, dim),
-            **{
-                name: pa.array([row[name] for row in measures], pa.float64())
-                for name in (schema.CELL_COUNT, *measure_names(channels))
-            },
-        }
-    )
-    table = table.replace_schema_metadata({schema.UNS: json.dumps(dict(description), sort_keys=True)})
+    dim, channels = int(description["dim"]), description["channels"]
+    columns = {
+        schema.WELL_ID: pa.array(list(well_ids), pa.string()),
+        schema.N_TILES: pa.array(n_tiles, pa.int64()),
+        EMBEDDING: _vectors(embeddings, dim),
+    }
+    if by_channel is not None:
+        columns[CHANNELWISE] = _vectors(by_channel, dim * len(channels))
+    for name in (schema.CELL_COUNT, *measure_names(channels)):
+        columns[name] = pa.array([row[name] for row in measures], pa.float64())
+    table = pa.table(columns).replace_schema_metadata({schema.UNS: json.dumps(dict(description), sort_keys=True)})
     with files.atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
+
+
+def _vectors(values: np.ndarray, width: int) -> Any:
+    """Return (n, width) numbers as an arrow column of float32 lists of fixed size."""
+    import pyarrow as pa
+
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), pa.float32(), safe=False), width)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +21,7 @@ from phenoica.plates.address import normalise_address
 
 KEY = "__key__"
 JP2 = "jp2"
+ROWS_AT_A_TIME = 100
 _KEY_PATTERN = re.compile(r"^([^/]+)/(?:Plate)?([^/]+)/([A-Za-z]{1,2}\d{1,2})_s(\d+)_(\d+)$")
 
 
@@ -97,6 +99,27 @@ def read_images(shard: pq.ParquetFile, row_group: int, rows: Sequence[int]) -> l
     table = shard.read_row_group(row_group, columns=[KEY, JP2]).take(pa.array(rows, pa.int64()))
     cells = (cell["bytes"] if isinstance(cell, dict) else cell for cell in table.column(JP2).to_pylist())
     return list(zip(table.column(KEY).to_pylist(), cells, strict=True))
+
+
+def iter_images(shard: pq.ParquetFile, row_group: int, rows: Sequence[int]) -> Iterator[tuple[str, bytes | None]]:
+    """Yield the key and the JPEG 2000 bytes of the given rows of a row group; None for an empty cell.
+
+    The row group is read a hundred rows at a time, so a shard that is one large row group fits into memory too.
+
+    Parameters
+    ----------
+    rows
+        Row numbers within the row group, ascending.
+    """
+    wanted = np.asarray(rows, np.int64)
+    start = 0
+    for batch in shard.iter_batches(ROWS_AT_A_TIME, row_groups=[row_group], columns=[KEY, JP2]):
+        here = wanted[(wanted >= start) & (wanted < start + len(batch))] - start
+        start += len(batch)
+        if len(here):
+            chosen = batch.take(pa.array(here))
+            cells = (cell["bytes"] if isinstance(cell, dict) else cell for cell in chosen.column(JP2).to_pylist())
+            yield from zip(chosen.column(KEY).to_pylist(), cells, strict=True)
 
 
 def index_frame(paths: Sequence[Path], plate_format: int = 1536) -> tuple[pd.DataFrame, pd.DataFrame]:
