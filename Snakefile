@@ -58,6 +58,7 @@ rule scores:
 
 
 include: "workflow/rules/plates.smk"
+include: "workflow/rules/pretrain.smk"
 include: "workflow/rules/embed.smk"
 include: "workflow/rules/qc.smk"
 include: "workflow/rules/disentangle.smk"

@@ -87,6 +87,37 @@ def demo(
     )  # fmt: skip
 
 
+@app.command("pretrain-images")
+def pretrain_images(
+    config: Config,
+    out: _path("Folder for a shard of each seed.") = None,
+    workers: Annotated[int, typer.Option(help="Processes that render.")] = 2,
+) -> None:
+    """Render the demo's images for pre-training, from pretrain.demo_seeds."""
+    from phenoica.embed.training import render_images
+
+    cfg = load(config)
+    render_images(cfg, out or RunPaths.of(cfg).pretrain_images, workers)
+
+
+@app.command()
+def pretrain(
+    config: Config,
+    shards: Annotated[list[Path] | None, typer.Argument(help="Shard files with the images.")] = None,
+    out: _path("Folder for encoder.safetensors, log.csv and recipe.json.") = None,
+    threads: Annotated[int, typer.Option(help="Threads of the model on a CPU; they are part of the recipe.")] = 2,
+) -> None:
+    """Train an encoder on the experiments named for pre-training; a killed run goes on where it was."""
+    import torch
+
+    from phenoica.embed.training import run_pretrain, training_shards
+
+    torch.set_num_threads(threads)
+    cfg = load(config)
+    target = out or RunPaths.of(cfg).pretrain("encoder.safetensors").parent
+    run_pretrain(shards or training_shards(cfg), target, cfg)
+
+
 @app.command("fetch-model")
 def fetch_model(
     config: Annotated[str | None, typer.Option("--config", "-c", help="Configuration. Default: all defaults.")] = None,
@@ -148,22 +179,29 @@ def embed(
     plates_quarantine: _path("quarantine.csv of the plates stage.") = None,
     part: _path("The part to write (parquet).") = None,
     quarantine: _path("The quarantine list to write (csv).") = None,
-    threads: Annotated[int, typer.Option(help="Threads of decoding and of the model on a CPU.")] = 2,
+    channelwise: Annotated[
+        bool | None, typer.Option(help="Store each channel's embedding too. Default: embed.channelwise.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Cores of the job: of decoding, and of the model on a CPU.")] = 2,
 ) -> None:
-    """Embed the wells of one shard and take their image measures."""
+    """Embed the wells of one shard and take their image measures; on a machine with GPUs, claim a free one."""
     import torch
 
+    from phenoica.embed.gpu import claim_gpu
     from phenoica.embed.run import embed_shard
     from phenoica.plates.run import inputs, read_wells
 
     torch.set_num_threads(threads)
     cfg = load(config)
+    if channelwise is not None:
+        cfg["embed"]["channelwise"] = channelwise
     paths = RunPaths.of(cfg)
-    embed_shard(
-        read_wells(wells or paths.plates("wells.parquet")), unit, shards or inputs(cfg)[0],
-        plates_quarantine or paths.plates("quarantine.csv"), part or paths.part(unit),
-        quarantine or paths.part_quarantine(unit), cfg, threads,
-    )  # fmt: skip
+    with claim_gpu(cfg["embed"]["device"]):
+        embed_shard(
+            read_wells(wells or paths.plates("wells.parquet")), unit, shards or inputs(cfg)[0],
+            plates_quarantine or paths.plates("quarantine.csv"), part or paths.part(unit),
+            quarantine or paths.part_quarantine(unit), cfg, threads,
+        )  # fmt: skip
 
 
 @app.command()
@@ -354,6 +392,30 @@ def report_scores(
         disentangled or paths.disentangled, out or paths.report("score.html"),
     )  # fmt: skip
     score_page.write_figure(table, figure or paths.report("score.svg"))
+
+
+@app.command("report-encoder")
+def report_encoder(
+    config: Config,
+    encoder: Annotated[
+        Path | None,
+        typer.Option(help="Folder that pre-training wrote. Default: that of the run's encoder."),
+    ] = None,
+    embeddings: _path("embeddings.h5ad.") = None,
+    scores: _path("The score table (parquet); of a run without held-out folds, none.") = None,
+    out: _path("The page of the encoder.") = None,
+    figure: _path("The loss curve as SVG.") = None,
+) -> None:
+    """Write the page of an encoder that phenoica trained, and its loss curve."""
+    from phenoica.report import encoder_page, run_index
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    folder = encoder or encoder_page.folder_of(cfg)
+    if scores is None and run_index.is_scored(paths):
+        scores = paths.scores("parquet")
+    encoder_page.write(folder, embeddings or paths.embeddings, scores, out or paths.report("encoder.html"))
+    encoder_page.write_figure(folder, figure or paths.report("encoder.svg"))
 
 
 @app.command("report-index")

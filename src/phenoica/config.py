@@ -116,6 +116,10 @@ def _check_together(config: Mapping[str, Any], where: str) -> None:
             f"embed.model.image_size is {model['image_size']}; it must be a multiple of patch_size "
             f"({model['patch_size']})"
         )
+    if config["demo"]["seed"] in config["pretrain"]["demo_seeds"]:
+        problems.append(
+            f"pretrain.demo_seeds holds demo.seed ({config['demo']['seed']}); train on other seeds than the one scored"
+        )
     if config["score"]["rotation_draws"] > config["disentangle"]["rotation_draws"]:
         problems.append(
             f"score.rotation_draws is {config['score']['rotation_draws']}, but disentangle.rotation_draws fits only "
@@ -200,6 +204,15 @@ class RunPaths:
     def part_quarantine(self, unit: int | str) -> Path:
         """Return the quarantine list of a shard."""
         return self.root / "embed" / "parts" / f"shard-{unit}.quarantine.csv"
+
+    @property
+    def pretrain_images(self) -> Path:
+        """Folder of the rendered images for pre-training (source demo)."""
+        return self.root / "pretrain" / "images"
+
+    def pretrain(self, name: str) -> Path:
+        """Return a file of pre-training: encoder.safetensors, log.csv, recipe.json."""
+        return self.root / "pretrain" / "encoder" / name
 
     @property
     def embeddings(self) -> Path:

@@ -41,6 +41,10 @@ class FetchError(PhenoicaError):
     """Weights or data cannot be fetched, or may not be."""
 
 
+class EmbeddingError(PhenoicaError):
+    """An encoder gave an embedding that is no finite number."""
+
+
 class ControlsError(PhenoicaError):
     """A batch or plate lacks the controls that a step needs."""
 

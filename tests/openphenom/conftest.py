@@ -60,16 +60,22 @@ def encoder_weights(config):
 
 
 def remembering(model):
-    """Let a model keep the tokens of images it has seen: a full-size pass takes seconds."""
-    compute, seen = model.tokens, {}
+    """Let a model keep the tokens and embeddings of images it has seen: a full-size pass takes seconds."""
+    seen = {}
 
-    def tokens(images):
-        key = np.asarray(images).tobytes()
-        if key not in seen:
-            seen[key] = compute(images)
-        return seen[key]
+    def remember(name):
+        compute = getattr(model, name)
 
-    model.tokens = tokens
+        def look_up(images, *options, **batching):
+            key = (name, np.asarray(images).tobytes(), options, model.precision.name)
+            if key not in seen:
+                seen[key] = compute(images, *options, **batching)
+            return seen[key]
+
+        setattr(model, name, look_up)
+
+    remember("tokens")
+    remember("embed")
     return model
 
 

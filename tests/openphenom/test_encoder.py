@@ -10,19 +10,30 @@ from scipy import ndimage
 from torch import nn
 
 from phenoica.errors import ConfigError, ImageError
-from phenoica.openphenom import OpenPhenom, OpenPhenomConfig, encoder
+from phenoica.openphenom import OpenPhenom, OpenPhenomConfig, encoder, tiling
 
 TOLERANCE = 1e-5
 SMALL = {"image_size": 32, "patch_size": 16, "dim": 32, "depth": 1, "heads": 2}
 
 
-def output(model, kind, image):
+def output(model, kind, image, path="packed"):
+    """Embed an image (kind pooled or channelwise) or return its tokens; plain: by timm's blocks."""
+    if kind == "tokens" or path == "plain":
+        return plain_output(model, kind, image)
     if image.ndim == 3:
         return model.embed_well(image, kind == "channelwise").numpy()
-    if kind == "tokens":
-        with torch.inference_mode():
-            return model.tokens(image).numpy()
     return model.embed(image, kind == "channelwise").numpy()
+
+
+@torch.inference_mode()
+def plain_output(model, kind, image):
+    if image.ndim == 3:
+        cut = tiling.tiles(image, model.config.image_size)
+        return plain_output(model, kind, cut).mean(0)
+    tokens = model.tokens(image)
+    if kind == "channelwise":
+        return tokens[:, 1:].unflatten(1, (image.shape[1], -1)).mean(2).flatten(1).numpy()
+    return (tokens if kind == "tokens" else tokens[:, 1:].mean(1)).numpy()
 
 
 # ---- golden numbers
@@ -45,9 +56,12 @@ def test_formula_weights_are_those_of_the_golden_keys(tiny_keys, whole_tiny_weig
     + ["pooled_full_x3pat", "channelwise_full_x3pat", "pooled_full_x6pat", "pooled_full_x6const"]
     + ["pooled_full_x11", "pooled_well"],
 )
-def test_bundled_golden_embeddings(name, golden, image, tiny, full):
+@pytest.mark.parametrize("path", ["packed", "plain"])
+def test_bundled_golden_embeddings(path, name, golden, image, tiny, full):
     kind, which = name.split("_", 1)
-    got = output(tiny if which.startswith("tiny") else full, kind, image(which))
+    if path == "plain" and which in ("full_x11", "full_x6const", "well"):
+        pytest.skip("half a minute each, and the smaller images say as much of the plain path")
+    got = output(tiny if which.startswith("tiny") else full, kind, image(which), path)
     assert got.dtype == np.float32 and got.shape == golden[name].shape
     np.testing.assert_allclose(got, golden[name], rtol=0, atol=TOLERANCE)
 
@@ -112,7 +126,8 @@ MISTAKES = [_bias_on_the_hidden_layer, _no_query_key_norm, _columns_first, _tanh
 def test_mistakes_in_the_blocks_are_noticed(mistake, build, tiny_weights, tiny, image, golden):
     model = build(tiny.config, {k: v.clone() for k, v in tiny_weights.items()})
     mistake(model)
-    assert np.abs(output(model, "pooled", image("tiny_x6")) - golden["pooled_tiny_x6"]).max() > 5 * TOLERANCE
+    got = output(model, "pooled", image("tiny_x6"), "plain")
+    assert np.abs(got - golden["pooled_tiny_x6"]).max() > 5 * TOLERANCE
 
 
 def test_mistakes_in_pooling_are_noticed(tiny, image, golden):

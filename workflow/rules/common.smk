@@ -5,7 +5,8 @@ import pandas as pd
 from snakemake.exceptions import WorkflowError
 
 from phenoica.config import RunPaths, fingerprint, resolve
-from phenoica.embed.encoder import checkpoint_path
+from phenoica.embed.encoder import checkpoint_path, encoder_folder
+from phenoica.embed.training import training_shards, trains
 from phenoica.errors import PhenoicaError
 from phenoica.files import sha256
 from phenoica.plates.run import inputs, truth_path
@@ -14,9 +15,11 @@ try:
     CONFIG = resolve(config)
     SHARDS, METADATA = inputs(CONFIG)
     CHECKPOINT = checkpoint_path(CONFIG)
+    TRAINING_SHARDS = training_shards(CONFIG) if trains(CONFIG) else []
 except PhenoicaError as error:
     raise WorkflowError(str(error)) from None
 PATHS = RunPaths.of(CONFIG)
+ENCODER = encoder_folder(CONFIG)  # of an encoder that phenoica trained, else None
 
 
 def log_of(step):
@@ -35,6 +38,27 @@ def settings(*sections):
     return json.dumps({key: CONFIG[key] for key in CONFIG if key in chosen})
 
 
+def part_of(section, *keys):
+    return {key: CONFIG[section][key] for key in keys}
+
+
+def image_settings():
+    """Return the configuration of rendering images for pre-training: nothing else makes it run again."""
+    chosen = {"demo": part_of("demo", "size", "seed"), "pretrain": part_of("pretrain", "demo_seeds")}
+    return json.dumps({**{key: CONFIG[key] for key in ("run", "results", "source")}, **chosen})
+
+
+def training_settings():
+    """Return the configuration of training an encoder: a change of how it is used does not train it again."""
+    chosen = {
+        "demo": part_of("demo", "size", "seed"),
+        "plates": part_of("plates", "shards", "metadata", "plate_format", "channels"),
+        "embed": part_of("embed", "model", "device", "max_bad_fraction"),
+        "pretrain": CONFIG["pretrain"],
+    }
+    return json.dumps({**{key: CONFIG[key] for key in ("run", "results", "source")}, **chosen})
+
+
 def checkpoint_version():
     """Return the hash of the user's checkpoint; random weights have none."""
     return "" if CHECKPOINT is None else sha256(CHECKPOINT)
@@ -43,6 +67,12 @@ def checkpoint_version():
 def all_cores(wildcards):
     """Return the cores of the run; 1 where none are given (a report, or a cluster that sets threads itself)."""
     return workflow.resource_settings.cores or 1
+
+
+def embed_cores(wildcards):
+    """Return the cores of an embed job: the run's, shared by as many jobs as its gpu resource lets run together."""
+    gpus = workflow.global_resources.get("gpu")
+    return max(1, all_cores(wildcards) // ((gpus and gpus.value) or 1))
 
 
 def units(kind):
@@ -86,6 +116,21 @@ def get_scored(wildcards):
     if not units("fold"):
         return []
     return [PATHS.disentangled, PATHS.scores("csv"), PATHS.scores("txt"), PATHS.report("score.html")]
+
+
+def get_scores(wildcards):
+    """Return the table of scores; a run of one experiment has none."""
+    return PATHS.scores("parquet") if units("fold") else []
+
+
+def scores_option(wildcards, input):
+    """Return the option that names the table of scores, if there is one."""
+    return ["--scores", input.scores] if input.scores else []
+
+
+def get_encoder_page(wildcards):
+    """Return the page of the encoder; an encoder that phenoica did not train has none."""
+    return PATHS.report("encoder.html") if ENCODER is not None else []
 
 
 def summary():

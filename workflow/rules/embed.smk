@@ -10,7 +10,7 @@ rule embed_shard:
         log_of("embed_shard_{unit}"),
     conda:
         "../envs/phenoica.yaml"
-    threads: all_cores
+    threads: embed_cores
     resources:
         gpu=1,
     params:

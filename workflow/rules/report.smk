@@ -62,6 +62,33 @@ rule score_page:
         " --figure {output.figure:q} {input.decisions:q} 2> {log:q}"
 
 
+if ENCODER is not None:
+
+    rule encoder_page:
+        input:
+            recipe=ENCODER / "recipe.json",
+            log=ENCODER / "log.csv",
+            pictures=ENCODER / "reconstructions.npz",
+            embeddings=PATHS.embeddings,
+            scores=get_scores,
+        output:
+            page=PATHS.report("encoder.html"),
+            figure=report(PATHS.report("encoder.svg"), caption="../report/encoder.rst", category="Encoder"),
+        log:
+            log_of("encoder_page"),
+        conda:
+            "../envs/phenoica.yaml"
+        params:
+            version=version("report", "plates"),
+            config=settings("report", "plates"),
+            folder=ENCODER,
+            scores=scores_option,
+        shell:
+            "phenoica report-encoder --config {params.config:q} --encoder {params.folder:q}"
+            " --embeddings {input.embeddings:q} {params.scores:q} --out {output.page:q}"
+            " --figure {output.figure:q} 2> {log:q}"
+
+
 rule run_index:
     input:
         config=PATHS.config,
@@ -73,6 +100,7 @@ rule run_index:
         plate_index=PATHS.report("plates/index.html"),
         plate_pages=get_plate_pages,
         scored=get_scored,
+        encoder_page=get_encoder_page,
     output:
         page=PATHS.index,
     log:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from phenoica import __version__, config, files, schema
 from phenoica.embed.image_measures import measure_names
-from phenoica.embed.run import CHANNELWISE, EMBEDDING, bad_images, check_bad_fraction
+from phenoica.embed.run import CHANNELWISE, EMBEDDING, UNTRAINED, bad_images, check_bad_fraction
 from phenoica.errors import SchemaError
 
 
@@ -40,7 +40,8 @@ def assemble(
     out_h5ad
         AnnData: `X` (wells, dim) float32 raw embedding; obs = well columns, n_tiles, cell_count; obsm
         `image_measures`; uns `phenoica`. With `embed.channelwise` also obsm `X_channelwise` (wells, channels * dim)
-        float32, whose mean over channels is X, and uns `X_channelwise_channels`, their numbers in order.
+        float32, whose mean over channels is X, and uns `X_channelwise_channels`, their numbers in order. With
+        `embed.random_baseline` obsm `X_random_encoder` (wells, dim) float32.
     out_quarantine
         csv of every image and well that was left out, with the reason.
     cfg
@@ -76,6 +77,8 @@ def assemble(
     obsm = {schema.IMAGE_MEASURES: joined.measures.set_index(obs.index)}
     if joined.by_channel is not None:
         obsm[schema.X_CHANNELWISE] = joined.by_channel
+    if joined.by_random is not None:
+        obsm[schema.RANDOM_ENCODER] = joined.by_random
     var = pd.DataFrame(index=schema.var_names(joined.embedding.shape[1]))
     adata = anndata.AnnData(joined.embedding, obs=obs, var=var, obsm=obsm)
     if joined.by_channel is not None:
@@ -137,6 +140,7 @@ class _Joined:
 
     embedding: np.ndarray  # (wells, dim) float32
     by_channel: np.ndarray | None  # (wells, channels * dim) float32
+    by_random: np.ndarray | None  # (wells, dim) float32
     n_tiles: np.ndarray
     measures: pd.DataFrame
 
@@ -148,15 +152,18 @@ def _join_parts(well_ids: pd.Index, parts: Sequence[Path], description: Mapping[
     names = [schema.CELL_COUNT, *measure_names(description["channels"])]
     embedding, n_tiles, measures = np.empty((n, dim), np.float32), np.empty(n, np.int64), np.empty((n, len(names)))
     by_channel = np.empty((n, wide), np.float32) if description[CHANNELWISE] else None
+    by_random = np.empty((n, dim), np.float32) if description["random_baseline"] else None
     for part in parts:
         table = pq.read_table(part)
         at = well_ids.get_indexer(table.column(schema.WELL_ID).to_pylist())
         embedding[at] = _rows(table, EMBEDDING, dim)
         if by_channel is not None:
             by_channel[at] = _rows(table, CHANNELWISE, wide)
+        if by_random is not None:
+            by_random[at] = _rows(table, UNTRAINED, dim)
         n_tiles[at] = np.asarray(table.column(schema.N_TILES))
         measures[at] = table.select(names).to_pandas().to_numpy()
-    return _Joined(embedding, by_channel, n_tiles, pd.DataFrame(measures, columns=names))
+    return _Joined(embedding, by_channel, by_random, n_tiles, pd.DataFrame(measures, columns=names))
 
 
 def _rows(table: pa.Table, column: str, width: int) -> np.ndarray:

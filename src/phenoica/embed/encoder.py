@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phenoica import files
+from phenoica.config import RunPaths
 from phenoica.errors import CheckpointError
+from phenoica.plates.fetch import resolve_hub_id
 
 if TYPE_CHECKING:
-    from phenoica.openphenom.encoder import OpenPhenom
+    from phenoica.openphenom.encoder import OpenPhenom, OpenPhenomConfig
 
-RANDOM = "random"
+# values of embed.checkpoint that are no file
+RANDOM, BUNDLED, PRETRAIN = "random", "bundled", "pretrain"
+ENCODER_FILE, RECIPE_FILE = "encoder.safetensors", "recipe.json"
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,7 @@ class Encoder:
     sha256: str
     weights_licence: str
     saw_test_images: str
+    baseline: OpenPhenom | None = None  # the same size with random weights, to see what training adds
 
     @property
     def tile_size(self) -> int:
@@ -32,34 +40,52 @@ class Encoder:
         return self.model.config.image_size
 
     def describe(self) -> dict[str, Any]:
-        """Return what a part and the AnnData record of the encoder."""
+        """Return what a part and the AnnData record of the encoder: `precision_reason` says what `auto` went by."""
         return {
             "checkpoint": self.sentence,
             "checkpoint_sha256": self.sha256,
             "weights_licence": self.weights_licence,
             "encoder_saw_test_images": self.saw_test_images,
+            "precision": self.model.precision.name,
+            "precision_reason": self.model.precision.reason,
+            "random_baseline": self.baseline is not None,
             "dim": self.model.config.dim,
             "tile_size": self.tile_size,
         }
 
 
+def encoder_folder(config: Mapping[str, Any]) -> Path | None:
+    """Return the folder of an encoder that phenoica trained, with its recipe and curve; None for another checkpoint."""
+    chosen = config["embed"]["checkpoint"]
+    if chosen == BUNDLED:
+        return Path(str(resources.files("phenoica.demo").joinpath("encoder")))
+    return RunPaths.of(config).pretrain(ENCODER_FILE).parent if chosen == PRETRAIN else None
+
+
 def checkpoint_path(config: Mapping[str, Any]) -> Path | None:
-    """Return the user's checkpoint file, or None for random weights.
+    """Return the checkpoint file, or None for random weights. The one that `pretrain` writes may not be there yet.
 
     Raises
     ------
     CheckpointError
-        If the file does not exist.
+        If the file does not exist, or the repository was not fetched.
     """
-    if config["embed"]["checkpoint"] == RANDOM:
+    chosen = config["embed"]["checkpoint"]
+    if chosen == RANDOM:
         return None
-    path = Path(config["embed"]["checkpoint"])
+    folder = encoder_folder(config)
+    if folder is not None:
+        return folder / ENCODER_FILE
+    path = Path(resolve_hub_id(chosen))
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such checkpoint; set embed.checkpoint to model.safetensors or 'random'")
+        raise CheckpointError(
+            f"{path}: no such checkpoint; set embed.checkpoint to model.safetensors, the name of a repository that "
+            f"`phenoica fetch-model` fetched, {BUNDLED!r}, {PRETRAIN!r} or {RANDOM!r}"
+        )
     return path
 
 
-def load_encoder(config: Mapping[str, Any], n_channels: int) -> Encoder:
+def load_encoder(config: Mapping[str, Any], n_channels: int, experiments: Iterable[str] = ()) -> Encoder:
     """Load the configured encoder onto the configured device.
 
     Parameters
@@ -68,22 +94,26 @@ def load_encoder(config: Mapping[str, Any], n_channels: int) -> Encoder:
         The resolved configuration (`embed`, `licences`).
     n_channels
         Channels of a well.
+    experiments
+        The experiments of the run: whether an encoder that phenoica trained saw their images is known from its recipe.
 
     Raises
     ------
     CheckpointError
         If the checkpoint is missing or wrong, or takes fewer channels.
+    ConfigError
+        If the configured device is not there.
     """
     from phenoica.openphenom.encoder import OpenPhenom, OpenPhenomConfig, choose_device
 
     embed = config["embed"]
-    path = checkpoint_path(config)
+    path, folder = checkpoint_path(config), encoder_folder(config)
     if path is None:
         size = OpenPhenomConfig(**embed["model"])
         model = OpenPhenom.random(size, seed=embed["seed"])
         sentence = (
             f"random weights drawn from seed {embed['seed']}, layer scale {size.layer_scale:g} (not a trained model): "
-            f"{size.dim} wide, {size.depth} blocks, {size.image_size} px tiles"
+            f"{_size(size)}"
         )
         digest, licence, saw = "", "none (random weights)", "no"
     else:
@@ -91,9 +121,29 @@ def load_encoder(config: Mapping[str, Any], n_channels: int) -> Encoder:
         digest = files.sha256(path)
         sentence = f"{path.name}, sha256 {digest[:12]}"
         licence, saw = config["licences"]["weights"], embed["saw_test_images"]
+    if folder is not None:
+        recipe = json.loads((folder / RECIPE_FILE).read_text(encoding="utf-8"))
+        sentence = (
+            f"pre-trained by phenoica for {recipe['recipe']['steps']:,} steps on {len(recipe['experiments'])} other "
+            f"experiments ({_size(model.config)}), sha256 {digest[:12]}"
+        )
+        licence = "trained by phenoica"
+        saw = "yes" if set(recipe["experiments"]) & set(experiments) else "no"
     if n_channels > model.config.max_channels:
         raise CheckpointError(
             f"plates.channels lists {n_channels} channels; the model takes at most {model.config.max_channels}"
         )
-    return Encoder(model.to(choose_device(embed["device"])), sentence, digest, licence, saw)
 
+    def placed(model: OpenPhenom) -> OpenPhenom:
+        return model.to(choose_device(embed["device"])).use_precision(embed["precision"])
+
+    # of the same size, with the layer scale that a fair random network has
+    untrained = dataclasses.replace(model.config, layer_scale=1.0)
+    baseline = placed(OpenPhenom.random(untrained, seed=embed["seed"])) if embed["random_baseline"] else None
+    return Encoder(placed(model), sentence, digest, licence, saw, baseline)
+
+
+def _size(config: OpenPhenomConfig) -> str:
+    return (
+        f"{config.dim} wide, {config.depth} blocks, {config.patch_size} px patches in {config.image_size} px tiles"
+    )

@@ -28,6 +28,7 @@ from phenoica.progress import Progress
 
 EMBEDDING = "embedding"
 CHANNELWISE = "channelwise"
+UNTRAINED = "random_embedding"
 WELLS_AHEAD_PER_THREAD = 4  # wells on their way a thread: enough to keep it busy while a batch is handed over
 
 
@@ -80,7 +81,8 @@ def embed_shard(
         quarantine.csv of the plates stage: what it found counts as bad before the first image is read.
     out_part
         parquet: well_id, n_tiles, embedding (fixed-size list of float32), channelwise (the same, channel by channel;
-        only with `embed.channelwise`), image measures; the encoder's description in the file's key-value metadata
+        only with `embed.channelwise`), random_embedding (by random weights; only with `embed.random_baseline`), image
+        measures; the encoder's description in the file's key-value metadata
         under `phenoica`.
     out_quarantine
         csv of `QUARANTINE_COLUMNS` and the file of each image.
@@ -102,13 +104,13 @@ def embed_shard(
     known_bad = bad_images(pd.read_csv(plates_quarantine))
     n_images = sum(len(rows) for rows in wells[schema.IMAGE_ROW]) + len(known_bad)
     check_bad_fraction(known_bad, n_images, embed_config["max_bad_fraction"])
+    encoder = load_encoder(config, len(channels), experiments=wells[schema.EXPERIMENT].unique())
     wells = wells[wells[schema.UNIT] == unit].reset_index(drop=True)
-    encoder = load_encoder(config, n_channels=len(channels))
     workers = decoding_threads(threads, on_gpu=encoder.model.device.type == "cuda")
     with ThreadPoolExecutor(workers) as pool, Progress(len(wells), f"embed shard {unit}") as progress:
         ahead = WELLS_AHEAD_PER_THREAD * workers
         reader = WellReader(wells, unit, shards, encoder.tile_size, config, pool, ahead)
-        means, measures = _embed(reader, len(wells), encoder, config, progress)
+        means, untrained, measures = _embed(reader, len(wells), encoder, config, progress)
     found = with_files(pd.DataFrame(reader.quarantine, columns=list(QUARANTINE_COLUMNS)), shards)
     check_bad_fraction([*known_bad, *bad_images(found)], n_images, embed_config["max_bad_fraction"])
     done = sorted(measures)
@@ -120,7 +122,8 @@ def embed_shard(
     ids = [wells[schema.WELL_ID].iloc[w] for w in done]
     rows = [measures[w] for w in done]
     description = {**encoder.describe(), "channels": list(channels), CHANNELWISE: by_channel is not None}
-    write_part(out_part, ids, means.n_tiles[done], vectors, rows, description, by_channel)
+    by_random = None if untrained is None else untrained.of(done)
+    write_part(out_part, ids, means.n_tiles[done], vectors, rows, description, by_channel, by_random)
     files.write_csv(out_quarantine, found)
 
 
@@ -135,11 +138,15 @@ def decoding_threads(threads: int, on_gpu: bool) -> int:
 
 def _embed(
     reader: WellReader, n_wells: int, encoder: Encoder, config: Mapping[str, Any], progress: Progress
-) -> tuple[WellMeans, dict[int, dict[str, float]]]:
-    """Run the wells of a unit through the model; return the means of their vectors, and their image measures."""
+) -> tuple[WellMeans, WellMeans | None, dict[int, dict[str, float]]]:
+    """Run the wells of a unit through the model; return the means of their vectors, and their image measures.
+
+    Between them stand the means of the random baseline, or None if the encoder has none.
+    """
     n_channels, channelwise = len(config["plates"]["channels"]), config["embed"]["channelwise"]
     model = encoder.model
     means = WellMeans(n_wells, model.config.dim * (n_channels if channelwise else 1))
+    untrained = None if encoder.baseline is None else WellMeans(n_wells, model.config.dim)
     measures: dict[int, dict[str, float]] = {}
     batch_tiles = choose_batch_tiles(config["embed"]["batch_tiles"], model, n_channels)
     wells = _usable(reader, encoder.tile_size, measures, progress)
@@ -148,7 +155,9 @@ def _embed(
         for batch in batches:
             vectors = model.embed(batch.tiles, channelwise, batch_tiles=batch_tiles)
             means.add(batch.wells, vectors.numpy())
-    return means, measures
+            if untrained is not None:
+                untrained.add(batch.wells, encoder.baseline.embed(batch.tiles, batch_tiles=batch_tiles).numpy())
+    return means, untrained, measures
 
 
 def _usable(
@@ -203,6 +212,7 @@ def write_part(
     measures: Sequence[Mapping[str, float]],
     description: Mapping[str, Any],
     by_channel: np.ndarray | None = None,
+    by_random: np.ndarray | None = None,
 ) -> None:
     """Write one part; it may hold no well at all, and still has every column.
 
@@ -218,6 +228,8 @@ def write_part(
         `Encoder.describe` and `channels`; the same for every part of a run.
     by_channel
         (wells, channels * dim), or None to leave the column out.
+    by_random
+        (wells, dim) of the random baseline, or None to leave the column out.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -230,6 +242,8 @@ def write_part(
     }
     if by_channel is not None:
         columns[CHANNELWISE] = _vectors(by_channel, dim * len(channels))
+    if by_random is not None:
+        columns[UNTRAINED] = _vectors(by_random, dim)
     for name in (schema.CELL_COUNT, *measure_names(channels)):
         columns[name] = pa.array([row[name] for row in measures], pa.float64())
     table = pa.table(columns).replace_schema_metadata({schema.UNS: json.dumps(dict(description), sort_keys=True)})

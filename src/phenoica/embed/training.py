@@ -37,7 +37,7 @@ def training_shards(config: Mapping[str, Any]) -> list[Path]:
         from phenoica.demo.plates import pretraining_shard
 
         if not section["demo_seeds"]:
-            raise ConfigError("pretrain.demo_seeds is empty; name the seeds whose pre-training experiments are rendered")
+            raise ConfigError("pretrain.demo_seeds is empty; name the seeds of the experiments to train on")
         return [pretraining_shard(RunPaths.of(config).pretrain_images, seed) for seed in section["demo_seeds"]]
     return find_shards(section["shards"] or config["plates"]["shards"])
 

@@ -11,7 +11,6 @@ import dataclasses
 import math
 import os
 import zlib
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,7 +21,10 @@ from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
 from torch.nn import functional
 
-from phenoica.errors import CheckpointError, ConfigError, ImageError
+from phenoica.errors import CheckpointError, ConfigError, EmbeddingError, ImageError
+from phenoica.openphenom.cores import map_on_cores, tiles_a_pass
+from phenoica.openphenom.packed import PackedBlocks
+from phenoica.openphenom.precision import Precision, choose_precision
 from phenoica.openphenom.tiling import tile_grid, tiles
 
 if TYPE_CHECKING:
@@ -219,16 +221,23 @@ class OpenPhenom(nn.Module):
         # Embedding needs no decoder: it is left on disk until `reconstruct` asks for it, or added to train.
         self.decoder: Decoder | None = None
         self._source: Path | None = None
+        self._precision = "float32"
+        self._packed: PackedBlocks | None = None
         self.eval()
 
     @classmethod
-    def from_checkpoint(cls, path: str | os.PathLike, device: str = "cpu") -> OpenPhenom:
+    def from_checkpoint(
+        cls, path_or_hub_id: str | os.PathLike, *, precision: str = "float32", device: str = "cpu"
+    ) -> OpenPhenom:
         """Load `model.safetensors` (real safetensors, or a torch pickle of that name).
 
         Parameters
         ----------
-        path
-            The file; a full auto-encoder works, its decoder is left out.
+        path_or_hub_id
+            The file, or the name of a repository whose weights `phenoica fetch-model` fetched before; nothing is
+            downloaded. A full auto-encoder works, its decoder is left out.
+        precision
+            float32, bfloat16 or auto (see `precision.choose_precision`): what `embed` computes in.
         device
             auto, cpu or cuda.
 
@@ -236,17 +245,23 @@ class OpenPhenom(nn.Module):
         ------
         CheckpointError
             If the file cannot be read or does not hold this model.
+        ConfigError
+            For another device or precision.
         """
         from phenoica.openphenom import checkpoint
+        from phenoica.plates.fetch import resolve_hub_id
 
+        path = resolve_hub_id(path_or_hub_id)
         config, state = checkpoint.read(path)
         model = cls(config)
         model.load_state_dict(state)
         model._source = Path(path)
-        return model.to(choose_device(device))
+        return model.to(choose_device(device)).use_precision(precision)
 
     @classmethod
-    def random(cls, config: OpenPhenomConfig, seed: int, device: str = "cpu") -> OpenPhenom:
+    def random(
+        cls, config: OpenPhenomConfig, seed: int, device: str = "cpu", *, precision: str = "float32"
+    ) -> OpenPhenom:
         """Draw weights from a seed: a fair untrained network, not a trained model.
 
         Every matrix keeps the variance of its input (standard normal over sqrt(fan-in)). Patch filters are
@@ -262,6 +277,8 @@ class OpenPhenom(nn.Module):
             Non-negative; the same seed gives the same weights on every machine.
         device
             auto, cpu or cuda.
+        precision
+            float32, bfloat16 or auto: what `embed` computes in.
         """
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
             raise ConfigError(f"embed.seed is {seed!r}; it must be a whole number from 0 on")
@@ -270,7 +287,7 @@ class OpenPhenom(nn.Module):
             for name, parameter in model.named_parameters():
                 rng = np.random.default_rng([int(seed), zlib.crc32(name.encode())])
                 parameter.copy_(torch.from_numpy(_draw(name, tuple(parameter.shape), config, rng)))
-        return model.to(choose_device(device))
+        return model.to(choose_device(device)).use_precision(precision)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the weights as safetensors under the published key names (see `checkpoint.save`)."""
@@ -283,8 +300,30 @@ class OpenPhenom(nn.Module):
         """Where the weights are."""
         return self.cls_token.device
 
+    @property
+    def precision(self) -> Precision:
+        """What `embed` computes in on the present device, and why."""
+        return choose_precision(self._precision, self.device)
+
+    def use_precision(self, name: str) -> OpenPhenom:
+        """Set what `embed` computes in (float32, bfloat16 or auto) and return the model; its weights stay float32.
+
+        Raises
+        ------
+        ConfigError
+            For another name.
+        """
+        choose_precision(name, self.device)
+        self._precision = name
+        return self
+
+    def train(self, mode: bool = True) -> OpenPhenom:
+        """Switch between training and evaluation, as every torch module; packed weights are dropped."""
+        self._packed = None
+        return super().train(mode)
+
     def tokens(self, images: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Return all tokens after the last block.
+        """Return all tokens after the last block, block by block in float32: the plain form of what `embed` packs.
 
         Parameters
         ----------
@@ -322,7 +361,7 @@ class OpenPhenom(nn.Module):
         channelwise
             Average each channel's tokens apart.
         batch_tiles
-            Images a forward pass.
+            Most images a forward pass; on a CPU it takes fewer where that is faster.
 
         Returns
         -------
@@ -333,20 +372,26 @@ class OpenPhenom(nn.Module):
         ------
         ImageError
             If the images have another type or shape, or there is none.
+        EmbeddingError
+            If an embedding is not finite.
         """
         if batch_tiles < 1:
             raise ConfigError(f"embed.batch_tiles is {batch_tiles}; it must be at least 1")
         images = _as_tensor(images)
         self._check(images)
-        parts = []
-        for batch in _batches(images, batch_tiles):
-            patches = self.tokens(batch)[:, 1:]
-            if channelwise:
-                patches = patches.unflatten(1, (batch.shape[1], self.config.patches)).mean(2).flatten(1)
-            else:
-                patches = patches.mean(1)
-            parts.append(patches.cpu())
-        return torch.cat(parts)
+        packed, channels = self._pack(), images.shape[1]
+
+        def channel_means(batch: torch.Tensor) -> torch.Tensor:
+            return packed.channel_means(self._embed_patches(batch.to(self.device, non_blocking=True)), channels)
+
+        if self.device.type == "cpu":
+            per_pass = min(batch_tiles, tiles_a_pass(len(images), 1 + channels * self.config.patches))
+            embedded = torch.cat(map_on_cores(channel_means, images.split(per_pass)))
+        else:
+            embedded = torch.cat([channel_means(batch) for batch in images.split(batch_tiles)])
+        embedded = (embedded.flatten(1) if channelwise else embedded.mean(1)).cpu()
+        _check_finite(embedded, self.precision)
+        return embedded
 
     def embed_well(
         self, image: np.ndarray | torch.Tensor, channelwise: bool = False, *, batch_tiles: int = 16
@@ -473,6 +518,14 @@ class OpenPhenom(nn.Module):
             )
         return self.decoder
 
+    def _pack(self) -> PackedBlocks:
+        """Return the blocks packed for the present weights, device and precision; they are kept until one changes."""
+        dtype = self.precision.dtype
+        if self._packed is None or not self._packed.is_current(self, dtype):
+            self._packed = None  # frees the old weights first
+            self._packed = PackedBlocks(self, dtype)
+        return self._packed
+
     def _check(self, images: torch.Tensor) -> None:
         size, most = self.config.image_size, self.config.max_channels
         if images.dtype != torch.uint8:
@@ -525,9 +578,14 @@ def _wrong_type(dtype: np.dtype | torch.dtype) -> ImageError:
     return ImageError(f"images have the type {dtype}; the model takes 8-bit grey values (uint8), unscaled")
 
 
-def _batches(images: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
-    for start in range(0, len(images), size):
-        yield images[start : start + size]
+def _check_finite(embedded: torch.Tensor, precision: Precision) -> None:
+    bad = torch.nonzero(~torch.isfinite(embedded).all(1)).flatten().tolist()
+    if bad:
+        shown = ", ".join(str(i) for i in bad[:10]) + (", ..." if len(bad) > 10 else "")
+        raise EmbeddingError(
+            f"the embedding of {len(bad)} of {len(embedded)} tiles (index {shown}) is not finite in {precision}: the "
+            "weights do not fit these images or the precision; set embed.precision to float32, or use other weights"
+        )
 
 
 def _draw(

@@ -23,7 +23,7 @@ from torch import nn
 from phenoica import files
 from phenoica.errors import CheckpointError, ConfigError, FitError
 from phenoica.openphenom.decoder import Decoder, DecoderConfig, Mask, fourier_loss, pixel_loss, random_mask
-from phenoica.openphenom.encoder import OpenPhenom, OpenPhenomConfig
+from phenoica.openphenom.encoder import OpenPhenom, OpenPhenomConfig, unpatch
 from phenoica.progress import Progress
 
 OPTIMIZERS = {"lion": {"betas": (0.9, 0.95)}, "adamw": {"betas": (0.9, 0.95)}}
@@ -31,6 +31,7 @@ LOG_COLUMNS = (
     "step", "loss", "pixel_loss", "fourier_loss", "validation_loss", "learning_rate", "gradient_norm",
 )  # fmt: skip
 ENCODER_FILE, LOG_FILE, RECIPE_FILE, STATE_FILE = "encoder.safetensors", "log.csv", "recipe.json", "state.pt"
+PICTURES_FILE, PICTURES = "reconstructions.npz", 3
 _STREAM_MASK, _STREAM_VALIDATION = 1, 2
 TOKEN_SD = 0.02  # of freshly drawn tokens, as in He et al. 2022
 
@@ -199,14 +200,39 @@ class Trainer:
         ]
         return sum(losses) / len(tiles)
 
-    def _loss(self, tiles: np.ndarray, stream: Sequence[int]) -> tuple[torch.Tensor, dict[str, float]]:
-        model, recipe = self.model, self.recipe
-        images = torch.from_numpy(np.ascontiguousarray(tiles)).to(model.device)
-        patches = model.standardised_patches(images)
+    @torch.no_grad()
+    def pictures(self, tiles: np.ndarray) -> dict[str, np.ndarray]:
+        """Return reconstructions of tiles, under the masks of validation.
+
+        Returns
+        -------
+        dict
+            `target` and `predicted`, float16 (n, C, H, W) standardised pixels; `hidden`, bool (n, C, grid, grid).
+        """
+        self.model.eval()
+        channels, grid = tiles.shape[1], self.model.config.grid
+        _, predicted, patches, mask = self._pass(tiles, [self.recipe.seed, _STREAM_VALIDATION, 0])
+        shape = (len(tiles), channels, grid, grid)
+        return {
+            "target": unpatch(patches, channels).cpu().numpy().astype(np.float16),
+            "predicted": unpatch(predicted, channels).cpu().numpy().astype(np.float16),
+            "hidden": mask.hidden.cpu().numpy().reshape(shape),
+        }
+
+    def _pass(
+        self, tiles: np.ndarray, stream: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Mask]:
+        """Return pixel loss, predicted pixels, true pixels and mask of tiles."""
+        images = torch.from_numpy(np.ascontiguousarray(tiles)).to(self.model.device)
+        patches = self.model.standardised_patches(images)
         noise = np.random.default_rng(list(stream)).random(patches.shape[:2], dtype=np.float32)
-        mask = random_mask(torch.from_numpy(noise).to(model.device), recipe.mask_ratio)
+        mask = random_mask(torch.from_numpy(noise).to(self.model.device), self.recipe.mask_ratio)
         predicted = self._predict(patches, mask, images.shape[1])
-        pixel = pixel_loss(predicted, patches, mask.hidden)
+        return pixel_loss(predicted, patches, mask.hidden), predicted, patches, mask
+
+    def _loss(self, tiles: np.ndarray, stream: Sequence[int]) -> tuple[torch.Tensor, dict[str, float]]:
+        recipe = self.recipe
+        pixel, predicted, patches, mask = self._pass(tiles, stream)
         if recipe.fourier_weight == 0:
             return pixel, {"loss": float(pixel.detach()), "pixel_loss": float(pixel.detach()), "fourier_loss": None}
         fourier = fourier_loss(predicted, patches, mask.hidden)
@@ -268,7 +294,8 @@ def pretrain(
         How to train.
     out_dir
         Folder; receives encoder.safetensors (published key names, decoder included), log.csv (`LOG_COLUMNS`),
-        recipe.json (sizes, recipe, `about`, threads, versions) and, while training, state.pt.
+        reconstructions.npz (`Trainer.pictures` of validation tiles), recipe.json (sizes, recipe, `about`, threads,
+        versions) and, while training, state.pt.
     device
         cpu or cuda.
     mixed
@@ -318,7 +345,7 @@ def pretrain(
             progress.update()
     trainer.model.eval()
     if trainer.step == recipe.steps:
-        _write_result(trainer, out_dir, description)
+        _write_result(trainer, out_dir, description, validation)
     return trainer.model
 
 
@@ -341,13 +368,17 @@ def _save_state(trainer: Trainer, path: Path, description: Mapping[str, Any]) ->
         torch.save({**trainer.state(), "description": files.sha256_of_json(description)}, handle)
 
 
-def _write_result(trainer: Trainer, out_dir: Path, description: Mapping[str, Any]) -> None:
+def _write_result(
+    trainer: Trainer, out_dir: Path, description: Mapping[str, Any], validation: np.ndarray
+) -> None:
     with files.atomic_path(out_dir / LOG_FILE) as temporary, temporary.open("w", newline="") as handle:
         writer = csv.DictWriter(handle, LOG_COLUMNS)
         writer.writeheader()
         for row in trainer.log:
             writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
     trainer.model.save(out_dir / ENCODER_FILE)
+    with files.atomic_path(out_dir / PICTURES_FILE) as temporary:
+        np.savez_compressed(temporary, **trainer.pictures(validation[:PICTURES]))
     described = {**description, "sha256": files.sha256(out_dir / ENCODER_FILE)}
     files.write_json(out_dir / RECIPE_FILE, described)
     (out_dir / STATE_FILE).unlink(missing_ok=True)
