@@ -46,6 +46,7 @@ def test_json_refuses_nan(tmp_path):
 def test_importing_the_light_stages_loads_neither_torch_nor_scanpy():
     modules = "phenoica.cli, phenoica.plates.run, phenoica.qc.run, phenoica.disentangle.views, phenoica.score.run"
     modules += ", phenoica.report.plate_pages, phenoica.report.score_page, phenoica.report.run_index"
+    modules += ", phenoica.report.encoder_page"
     code = f"import sys, phenoica, {modules}; assert not {{'torch', 'scanpy'}} & set(sys.modules), 'heavy import'"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -86,6 +87,21 @@ def test_schema_check_names_what_is_wrong():
     broken.obs.index = pd.Index(["a", "a", "b"], name=schema.WELL_ID)
     with pytest.raises(SchemaError, match="'a' stands more than once"):
         schema.check(broken)
+
+
+def test_the_random_encoder_is_optional_and_checked():
+    good = adata()
+    good.obsm[schema.RANDOM_ENCODER] = np.ones((3, 2), np.float32)
+    schema.check(good)
+    for values, words in (
+        (np.ones((3, 2)), "float64 \\(3, 2\\); it must be float32 \\(3, 2\\)"),
+        (np.ones((3, 5), np.float32), "as wide as X"),
+        (np.array([[1, 1], [1, np.inf], [1, 1]], np.float32), "not finite in 1 wells, first w1"),
+    ):  # fmt: skip
+        broken = adata()
+        broken.obsm[schema.RANDOM_ENCODER] = values
+        with pytest.raises(SchemaError, match=words):
+            schema.check(broken)
 
 
 def test_progress_prints_plain_lines_outside_a_terminal(capsys):

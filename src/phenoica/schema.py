@@ -63,6 +63,8 @@ QC_PASS = "qc_pass"
 QC_COLUMNS = (QC_ACQUISITION, QC_PHENOTYPE, QC_PASS)
 
 # obsm, varm
+X_CHANNELWISE = "X_channelwise"  # (wells, channels * dim): the embedding of each channel; their mean is X
+RANDOM_ENCODER = "X_random_encoder"  # (wells, dim): the same wells, by a network of the same size with random weights
 X_PCA = "X_pca"
 X_ICA = "X_ica"
 X_TVN = "X_tvn"
@@ -76,12 +78,13 @@ VIEW_KEYS = {"pca": X_PCA, "ica": X_ICA, "tvn": X_TVN, "pca_cs": X_PCA_CS}
 
 # uns
 UNS = "phenoica"
+UNS_CHANNELS = "X_channelwise_channels"  # channel numbers, in the order of X_channelwise
 UNS_COMPONENTS = "components"
 UNS_ICA = "ica"
 UNS_BIOLOGY_NAMES = "X_biology_names"
 UNS_BATCH_NAMES = "X_batch_names"
 UNS_KEYS = (
-    "version", "config_fingerprint", "checkpoint", "checkpoint_sha256", "licences", "fit_experiments",
+    "version", "config_fingerprint", "checkpoint", "checkpoint_sha256", "precision", "licences", "fit_experiments",
     "encoder_saw_test_images",
 )  # fmt: skip
 
@@ -152,8 +155,45 @@ def check(adata: anndata.AnnData) -> None:
     bad = ~np.isfinite(adata.X).all(axis=1)
     if bad.any():
         raise SchemaError(f"X is not finite in {bad.sum()} wells, first {adata.obs_names[bad][0]}; drop these wells")
+    if X_CHANNELWISE in adata.obsm:
+        _check_channelwise(adata)
+    if RANDOM_ENCODER in adata.obsm:
+        _check_random_encoder(adata)
     if UNS not in adata.uns:
         raise SchemaError(f"uns[{UNS!r}] is missing; the file was not written by phenoica")
     missing = [k for k in UNS_KEYS if k not in adata.uns[UNS]]
     if missing:
         raise SchemaError(f"uns[{UNS!r}] lacks {', '.join(missing)}")
+
+
+def _check_channelwise(adata: anndata.AnnData) -> None:
+    import numpy as np
+
+    values, n_channels = adata.obsm[X_CHANNELWISE], len(adata.uns.get(UNS_CHANNELS, ()))
+    if values.dtype != np.float32 or values.shape != (adata.n_obs, n_channels * adata.n_vars):
+        raise SchemaError(
+            f"obsm[{X_CHANNELWISE!r}] is {values.dtype} {values.shape}; it must be float32 ({adata.n_obs}, "
+            f"{n_channels} * {adata.n_vars}), {adata.n_vars} numbers for each channel in uns[{UNS_CHANNELS!r}]"
+        )
+    _check_finite(adata, X_CHANNELWISE)
+
+
+def _check_random_encoder(adata: anndata.AnnData) -> None:
+    import numpy as np
+
+    values = adata.obsm[RANDOM_ENCODER]
+    if values.dtype != np.float32 or values.shape != adata.shape:
+        raise SchemaError(
+            f"obsm[{RANDOM_ENCODER!r}] is {values.dtype} {values.shape}; it must be float32 {adata.shape}, as wide as X"
+        )
+    _check_finite(adata, RANDOM_ENCODER)
+
+
+def _check_finite(adata: anndata.AnnData, key: str) -> None:
+    import numpy as np
+
+    bad = ~np.isfinite(adata.obsm[key]).all(axis=1)
+    if bad.any():
+        raise SchemaError(
+            f"obsm[{key!r}] is not finite in {bad.sum()} wells, first {adata.obs_names[bad][0]}; drop them"
+        )

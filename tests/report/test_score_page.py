@@ -139,6 +139,18 @@ def test_l2_control_is_an_alarm_only_when_it_fails(run):
     assert "L2 control not run" in no_control
 
 
+def test_training_has_a_section_only_where_an_untrained_encoder_was_scored(run):
+    question = "Does the encoder's training help?"
+    assert question not in write_scores(run, score_rows())
+    extra = [row(view=v, value=value) for v, value in (("raw", 0.6), ("random_encoder", 0.7))]
+    extra.append(row(view="raw", view_minus="random_encoder", value=-0.1, ci_low=-0.15, ci_high=-0.05))
+    text = write_scores(run, pd.DataFrame([*score_rows().to_dict("records"), *extra]))
+    section = text[text.index(question) : text.index("Sparsity and concentration")]
+    assert "−0.100" in section and "−0.15 to −0.05" in section and "trained is lower" in section
+    ica = text[text.index("Does ICA help?") : text.index(question)]
+    assert "−0.100" not in ica and "+0.030" in ica
+
+
 def test_page_content(run):
     text = write_scores(run, score_rows())
     assert VERDICT in text
@@ -177,6 +189,18 @@ def test_run_index_links_what_exists(run):
     write_scores(run, score_rows())
     run_index.write(run)
     assert 'href="report/score.html"' in paths.index.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("checkpoint", ["bundled", "pretrain", "random"])
+def test_run_index_links_the_encoder_that_phenoica_trained(run, checkpoint):
+    paths = RunPaths.of(run)
+    run["embed"]["checkpoint"] = checkpoint
+    run_index.write(run)
+    assert ("Encoder: not made in this run</li>" in paths.index.read_text()) == (checkpoint != "random")
+    paths.report("encoder.html").parent.mkdir(exist_ok=True)
+    paths.report("encoder.html").touch()
+    run_index.write(run)
+    assert ('href="report/encoder.html"' in paths.index.read_text()) == (checkpoint != "random")
 
 
 def test_scores_of_an_earlier_run_of_the_same_name_are_not_shown(run):

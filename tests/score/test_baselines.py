@@ -32,6 +32,12 @@ def test_which_baselines_there_are(screen, truth):
     assert [f.view for f in found] == ["position_linear", "cell_count", "true_cell_count", "image_measures"]
     assert all(f.test_data_used == "none" for f in found)
     np.testing.assert_allclose(found[3].values[train].std(axis=0), [1, 1, 0])
+    untrained = np.random.default_rng(0).normal(5, 3, (adata.n_obs, 4)).astype(np.float32)
+    *_, last = baselines.baseline_features(adata.obs, train, measures, None, untrained)
+    assert last.view == "random_encoder" and last.view in baselines.BASELINES and last.test_data_used == "none"
+    np.testing.assert_allclose(last.values[train].mean(axis=0), 0, atol=1e-9)
+    np.testing.assert_allclose(last.values[train].std(axis=0), 1)
+    assert abs(last.values[~train].mean(axis=0)).min() > 1e-6  # the other wells had no part in it
     bare = baselines.baseline_features(adata.obs.drop(columns=schema.CELL_COUNT), train, None, None)
     assert [f.view for f in bare] == ["position_linear"]
 

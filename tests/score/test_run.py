@@ -167,6 +167,46 @@ def test_a_scaled_axis_turns_the_l2_control_red(finished, tmp_path):
     assert holds.to_dict() == {0: 0.0, 1: 1.0, 2: 1.0, -1: 0.0}
 
 
+@pytest.fixture(scope="module")
+def encoders(screen, settings):
+    """A screen whose X shows what was planted; its random encoder shows noise. And the same, exchanged."""
+    trained = screen(n_experiments=6, n_genes=2, effect=4.0)
+    noise = np.random.default_rng(5).standard_normal(trained.shape).astype(np.float32)
+    trained.obsm[schema.RANDOM_ENCODER] = noise
+    exchanged = trained.copy()
+    exchanged.X, exchanged.obsm[schema.RANDOM_ENCODER] = noise, trained.X.copy()
+    config = settings(disentangle={"views": ["raw"]})
+    return [score(adata, config) for adata in (trained, exchanged)]
+
+
+@pytest.mark.parametrize(("place", "sign"), [(0, 1), (1, -1)])
+def test_a_planted_difference_of_encoders_has_its_sign_and_its_interval(encoders, place, sign):
+    """Also when the trained encoder is the worse one."""
+    scores = encoders[place]
+    where = {"perturbation": "macro", "view": "raw", "view_minus": "random_encoder"}
+    positive = pick(scores, contrast=POSITIVE, **where).iloc[0]
+    assert sign * positive["value"] > 0.2
+    assert (positive["ci_low"] > 0) if sign > 0 else (positive["ci_high"] < 0)
+    assert positive["ci_kind"] == "t over folds"
+    for name in ("PLK1", "MTOR"):
+        raw, untrained = (
+            pick(scores, contrast=POSITIVE, perturbation=name, view=view)["value"].item()
+            for view in ("raw", "random_encoder")
+        )
+        less = pick(scores, contrast=POSITIVE, perturbation=name, view="raw", view_minus="random_encoder")
+        assert less["value"].item() == pytest.approx(raw - untrained)
+    assert set(scores[scores["view"] == "random_encoder"]["test_data_used"]) == {"none"}
+
+
+def test_flagged_wells_leave_the_random_encoder_too(screen, settings):
+    adata = screen(n_experiments=4, n_plates=1, n_genes=2)
+    adata.obsm[schema.RANDOM_ENCODER] = np.ones(adata.shape, np.float32)
+    adata.obs.iloc[:5, adata.obs.columns.get_loc(schema.QC_PASS)] = False
+    adata.obsm[schema.RANDOM_ENCODER][:, 0] = np.arange(adata.n_obs)
+    kept = run._Wells(adata, FOLDS, settings(qc={"exclude_flagged": True})).random_encoder
+    assert kept[:, 0].tolist() == list(range(5, adata.n_obs)) and kept.dtype == np.float64
+
+
 def test_sparsity_and_concentration(scores):
     hoyer = scores[(scores["metric"] == "hoyer") & (scores["fold"] == 0)]
     assert set(hoyer["view"]) == {"pca", "rotation", "ica", "tvn", "pca_cs"}  # views of one width

@@ -66,6 +66,61 @@ def test_differences_are_paired_by_perturbation_and_fold(settings, unpaired):
     assert not ((scores["perturbation"] == "A") & scores["view_minus"].notna()).any()  # macro and positives only
 
 
+@pytest.fixture
+def trained():
+    """Raw is above (sign 1) or below (-1) the untrained encoder, by the values of A and B in each fold; ica ties it."""
+
+    def make(sign=1, values=((0.10, 0.14), (0.12, 0.13))):
+        rows = []
+        for fold, differences in enumerate(values):
+            for name, difference in zip("AB", differences, strict=True):
+                rows.append(row(fold, name, "raw", 0.6 + sign * difference))
+                rows.append(row(fold, name, "random_encoder", 0.6))
+                rows.append(row(fold, name, "ica", 0.6 + fold / 100))
+            rows.append(row(fold, "PLK1", "raw", 0.6 + sign * (0.2 + fold / 100), contrast=POSITIVE))
+            rows.append(row(fold, "PLK1", "random_encoder", 0.6, contrast=POSITIVE))
+        return rows
+
+    return make
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_the_encoders_training_adds_is_paired_and_shown_whatever_its_sign(settings, trained, sign):
+    scores, text = summary(settings, trained(sign, ((0.10, 0.14), (0.12, 0.18))))
+    found = one(scores, "macro", view="raw", view_minus="random_encoder")
+    half = stats.t.ppf(0.975, 1) * np.sqrt(np.var([0.12, 0.15], ddof=1) * (1 / 2 + 1))
+    assert found["value"] == pytest.approx(sign * 0.135)
+    assert (found["ci_low"], found["ci_high"]) == tuple(pytest.approx(sign * 0.135 + s * half) for s in (-1, 1))
+    plk1 = one(scores, "PLK1", view="raw", view_minus="random_encoder", contrast=POSITIVE)
+    assert plk1["value"] == pytest.approx(sign * 0.205)
+    line = next(line for line in text.splitlines() if line.startswith("Encoder: "))
+    start = "Encoder: raw minus random_encoder (same size, random weights): queries"
+    assert line.startswith(f"{start} {sign * 0.135:+.3f} [")
+    assert f"PLK1 {sign * 0.205:+.3f} [{plk1['ci_low']:+.3f}, {plk1['ci_high']:+.3f}]." in line
+    query, positive = score_page.training(scores[scores["fold"] == -1])
+    assert query["over"].startswith("Query perturbations") and positive["over"].startswith("Positive controls")
+    assert query["value"] == f"{'+' if sign > 0 else '−'}0.135" and query["untrained"]["value"] == "0.600"
+    assert query["outcome"] == "not decided" and "to" in query["range"]  # two folds: +- .23
+    assert score_page.training(summary(settings, trained(sign))[0].query("fold == -1"))[0]["outcome"] == (
+        "trained is higher" if sign > 0 else "trained is lower"
+    )
+
+
+def test_the_verdict_on_ica_leaves_the_pair_of_encoders_aside(settings, trained):
+    scores, text = summary(settings, trained())
+    verdict = text[text.index("Query perturbations, AUROC of ica minus") :]
+    assert verdict.count("random_encoder") == 2  # a line of its own, and its place in the sentence
+    assert "ICA beats no other view" in verdict and "cannot be told apart from random_encoder" in verdict
+    assert [d["minus"] for d in score_page.differences(scores[scores["fold"] == -1])] == ["raw", "random_encoder"]
+
+
+def test_without_an_untrained_encoder_nothing_is_said_of_training(settings, trained):
+    for left_out in ("random_encoder", "raw"):
+        scores, text = summary(settings, [r for r in trained() if r["view"] != left_out])
+        assert "Encoder: raw" not in text and not (scores["view_minus"].notna() & (scores["view"] == "raw")).any()
+        assert score_page.training(scores[scores["fold"] == -1]) == []
+
+
 def test_a_pair_that_is_never_whole_has_no_difference(settings):
     scores, _ = summary(settings, [
         row(0, "A", "pca", None, reason="missing_values"), row(0, "A", "ica", 0.9),

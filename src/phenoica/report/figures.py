@@ -1,4 +1,4 @@
-"""Static figures as SVG: an overview of plates, and scores as dots with intervals.
+"""Static figures as SVG: an overview of plates, scores as dots with intervals, the loss of a training.
 
 They stand in the pages, print, and go into `snakemake --report`, which shows one file alone. Colours are
 told apart by people with any colour vision, and every group has a marker of its own.
@@ -138,6 +138,41 @@ def scores_figure(panels: list[dict]) -> Figure:
         ax.set_xlabel("AUROC (0.5 = no signal)", fontsize=10)
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
+    return figure
+
+
+def loss_figure(curve: dict) -> Figure:
+    """Return the loss of a training over its steps: training smoothed, validation as dots.
+
+    Parameters
+    ----------
+    curve
+        As from `encoder_page.curve`: step, loss, pixel_loss (means over `window` steps), validation_step,
+        validation_loss, fourier (whether the loss has that part), top (of the axis).
+    """
+    figure, axes = _figure(8.6, 3.9)
+    figure.phenoica_title = "Loss in training and validation over the steps; the last values are in the text"
+    ax, smoothed = axes[0, 0], f", mean of {curve['window']} steps" if curve["window"] > 1 else ""
+    marker = "." if len(curve["step"]) == 1 else None  # a line needs two points
+    ax.plot(curve["step"], curve["loss"], marker=marker, color=BLUE, lw=1.8, label=f"training{smoothed}")
+    if curve["fourier"]:
+        ax.plot(
+            curve["step"], curve["pixel_loss"], marker=marker, color=GREY, lw=1,
+            label=f"training, pixel part{smoothed}",
+        )  # fmt: skip
+    validation = curve["validation_step"], curve["validation_loss"]
+    ax.plot(*validation, "D-", color=ORANGE, ms=4.5, lw=1, label="validation, other wells")
+    ax.axhline(1, color="black", lw=1, ls=(0, (4, 3)), zorder=0)
+    ax.annotate(
+        "1: pixel part of predicting the mean grey value", (1, 1), (-2, 3), ("axes fraction", "data"), "offset points",
+        ha="right", fontsize=9,
+    )  # fmt: skip
+    ax.set_xlim(0, curve["last"] + 1)
+    ax.set_ylim(top=curve["top"])
+    ax.set_xlabel("step", fontsize=10)
+    ax.set_ylabel("loss on hidden patches", fontsize=10)
+    ax.grid(axis="y", color="#e2e2e2")
+    ax.legend(fontsize=9, frameon=False, loc="upper right")
     return figure
 
 

@@ -16,6 +16,8 @@ import pandas as pd
 from phenoica import config as configuration
 from phenoica import schema
 from phenoica.config import RunPaths
+from phenoica.embed.encoder import encoder_folder
+from phenoica.errors import SchemaError
 from phenoica.report import pages
 from phenoica.report.score_page import verdict
 
@@ -39,9 +41,7 @@ def write(config: Mapping[str, Any], out_path: str | os.PathLike | None = None) 
     page = Path(out_path) if out_path is not None else paths.index
     uns = pages.read_uns(paths.embeddings)
     plates = pd.read_parquet(paths.qc_plates)
-    # a file of an earlier run under this name must not pass for a result of this one
-    units = pd.read_csv(paths.plates("units.csv"), dtype=str)
-    scored = bool((units["kind"] == "fold").any()) and paths.scores("txt").exists()
+    scored = is_scored(paths)
     summary = paths.scores("txt").read_text(encoding="utf-8") if scored else ""
     pages.write_page(
         "run.html",
@@ -49,7 +49,7 @@ def write(config: Mapping[str, Any], out_path: str | os.PathLike | None = None) 
         title=config["report"]["title"],
         run=config["run"],
         demo=config["source"] == "demo",
-        links=[_entry(page, *entry, scored=scored) for entry in _pages(paths)],
+        links=[_entry(page, *entry, scored=scored) for entry in _pages(paths, config)],
         data=[_entry(page, *entry, scored=scored) for entry in _data(paths)],
         n_wells=int(plates["n_wells"].sum()),
         n_plates=len(plates),
@@ -67,9 +67,27 @@ def write(config: Mapping[str, Any], out_path: str | os.PathLike | None = None) 
     )
 
 
-def _pages(paths: RunPaths) -> Iterator[tuple]:
+def is_scored(paths: RunPaths) -> bool:
+    """Return whether the run has a held-out fold and its table of scores is there.
+
+    A file of an earlier run under this name must not pass for a result of this one.
+
+    Raises
+    ------
+    SchemaError
+        If the run has no job list.
+    """
+    if not paths.plates("units.csv").is_file():
+        raise SchemaError(f"{paths.plates('units.csv')}: no such file; run `phenoica plates`")
+    units = pd.read_csv(paths.plates("units.csv"), dtype=str)
+    return bool((units["kind"] == "fold").any()) and paths.scores("txt").exists()
+
+
+def _pages(paths: RunPaths, config: Mapping[str, Any]) -> Iterator[tuple]:
     yield paths.report("plates/index.html"), "All plates", "quality of every plate, with a page for each"
     yield paths.report("score.html"), "Scores", "held-out AUROC beside every baseline, sparsity, components", True
+    if encoder_folder(config) is not None:
+        yield paths.report("encoder.html"), "Encoder", "how it was trained, its loss, what it can fill in"
 
 
 def _data(paths: RunPaths) -> Iterator[tuple]:
@@ -93,6 +111,7 @@ def _entry(
         "name": name,
         "what": what,
         "exists": target.exists() and (scored or not needs_folds),
+        "needs_folds": needs_folds,
     }
 
 

@@ -21,7 +21,7 @@ from phenoica.score.baselines import BASELINES, PERMUTED
 from phenoica.score.contrasts import CONTRASTS, CUTTING, OF_FOLDS, POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
 from phenoica.score.fold import AUROC, CONCENTRATION, CONCENTRATION_CONTRAST, HOYER, L1, L2_CONTRAST, L2_METRICS
 from phenoica.score.intervals import WITHIN_EXPERIMENTS
-from phenoica.score.summary import COMPARED, MACRO, OVER_FOLDS, ROTATION
+from phenoica.score.summary import COMPARED, MACRO, OVER_FOLDS, ROTATION, TRAINING, training_rows
 
 POOLED, WITHIN = schema.SCOPES[:2]
 NULLS = (ROTATION, PERMUTED)
@@ -69,11 +69,7 @@ def write(
     """
     import anndata
 
-    scores = pd.read_parquet(scores_parquet)
-    missing = [c for c in schema.SCORE_COLUMNS if c not in scores.columns]
-    if missing or not (scores["fold"] == OVER_FOLDS).any():
-        what = f"columns {', '.join(missing)}" if missing else "the rows over folds (fold -1)"
-        raise SchemaError(f"{scores_parquet}: {what} are missing; run `phenoica summarise` again")
+    scores = read_scores(scores_parquet)
     total = scores[scores["fold"] == OVER_FOLDS]
     summary = Path(summary_txt).read_text(encoding="utf-8")
     decided = [json.loads(Path(p).read_text(encoding="utf-8")) for p in fold_jsons]
@@ -89,6 +85,7 @@ def write(
         figure=figures.svg(figures.scores_figure(panels(scores))),
         tables=[score_table(total, POOLED), score_table(total, WITHIN)],
         differences=differences(total),
+        training=training(total),
         shape=shape_table(total),
         concentration_heads=[CONCENTRATION_HEADS[name] for name in CONCENTRATION],
         chance=concentration_chance(total),
@@ -103,6 +100,22 @@ def write(
         plates_link=pages.link(Path(out_path).parent / "plates" / "index.html", out_path),
         sentences=pages.encoder_sentences(uns[schema.UNS]),
     )
+
+
+def read_scores(scores_parquet: str | os.PathLike) -> pd.DataFrame:
+    """Return the table of scores.
+
+    Raises
+    ------
+    SchemaError
+        If it lacks columns or rows over folds.
+    """
+    scores = pd.read_parquet(scores_parquet)
+    missing = [c for c in schema.SCORE_COLUMNS if c not in scores.columns]
+    if missing or not (scores["fold"] == OVER_FOLDS).any():
+        what = f"columns {', '.join(missing)}" if missing else "the rows over folds (fold -1)"
+        raise SchemaError(f"{scores_parquet}: {what} are missing; run `phenoica summarise` again")
+    return scores
 
 
 def _held_out(total: pd.DataFrame, scope: str) -> pd.DataFrame:
@@ -247,9 +260,44 @@ def differences(total: pd.DataFrame) -> list[dict[str, Any]]:
     ]
     result = []
     for row in _by_order(rows, "view_minus"):
-        low, high = _or_none(row["ci_low"]), _or_none(row["ci_high"])
-        outcome = "not decided" if low is None or low <= 0 <= high else "ica is higher" if low > 0 else "ica is lower"
-        result.append({"minus": row["view_minus"], "outcome": outcome, **_cell(row, sign=True)})
+        result.append({"minus": row["view_minus"], "outcome": _outcome(row, "ica"), **_cell(row, sign=True)})
+    return result
+
+
+def _outcome(row: Mapping[str, Any], name: str) -> str:
+    """Return what the interval of a difference says of the view that is called `name`."""
+    low, high = _or_none(row["ci_low"]), _or_none(row["ci_high"])
+    if low is None or low <= 0 <= high:
+        return "not decided"
+    return f"{name} is higher" if low > 0 else f"{name} is lower"
+
+
+def training(total: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return what the encoder's training adds: AUROC of the trained one minus one with random weights.
+
+    Returns
+    -------
+    list of dict
+        A row for the average over query perturbations, one for that over positive controls, then one for each of these
+        where there are several: over (what is averaged), trained and untrained (cells of AUROC), outcome, and the
+        difference as a cell. Empty where the untrained encoder was not scored.
+    """
+    held_out = _held_out(total, POOLED).set_index(["view", "contrast", "perturbation"])
+    rows = training_rows(total)
+    single = (rows["contrast"] == POSITIVE) & (rows["perturbation"] != MACRO)
+    if single.sum() == 1:
+        rows = rows[~single]  # the average is that one
+    result = []
+    for row in rows.to_dict("records"):
+        trained, untrained = (
+            _cell(held_out.loc[(view, row["contrast"], row["perturbation"])].to_dict()) for view in TRAINING
+        )
+        average = row["perturbation"] == MACRO
+        result.append({
+            "over": TITLES[row["contrast"]] if average else row["perturbation"], "average": average,
+            "trained": trained, "untrained": untrained, "outcome": _outcome(row, "trained"),
+            **_cell(row, sign=True),
+        })  # fmt: skip
     return result
 
 

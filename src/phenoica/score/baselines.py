@@ -1,4 +1,4 @@
-"""The features that could explain a score away: position, cell count, image measures.
+"""The features that could explain a score away: position, cell count, image measures, an untrained encoder.
 
 Metadata, counts and measures of all wells come in, with a mask of the training wells; feature matrices for the probe
 that also scores the views go out. Whatever is estimated (levels, means, scales) is estimated on training wells.
@@ -18,8 +18,9 @@ POSITION_LINEAR = "position_linear"
 CELL_COUNT = "cell_count"
 TRUE_CELL_COUNT = "true_cell_count"  # also the column of the table of true factors
 IMAGE_MEASURES = "image_measures"
+RANDOM_ENCODER = "random_encoder"  # the encoder's architecture with random weights: what its training adds
 PERMUTED = "permuted"
-BASELINES = (POSITION_LINEAR, CELL_COUNT, TRUE_CELL_COUNT, IMAGE_MEASURES, PERMUTED)
+BASELINES = (POSITION_LINEAR, CELL_COUNT, TRUE_CELL_COUNT, IMAGE_MEASURES, RANDOM_ENCODER, PERMUTED)
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,9 @@ def true_cell_count(obs: pd.DataFrame, truth: pd.DataFrame) -> np.ndarray:
 
 
 def baseline_features(
-    obs: pd.DataFrame, train: np.ndarray, measures: pd.DataFrame | None, truth: pd.DataFrame | None
-) -> list[Features]:
+    obs: pd.DataFrame, train: np.ndarray, measures: pd.DataFrame | None, truth: pd.DataFrame | None,
+    random_encoder: np.ndarray | None = None,
+) -> list[Features]:  # fmt: skip
     """Return the features of every baseline these wells allow.
 
     Parameters
@@ -147,12 +149,14 @@ def baseline_features(
         (n, m) image measures aligned by position, or None.
     truth
         Table of true factors, or None.
+    random_encoder
+        (n, d) embedding of the wells by a network of the encoder's size with random weights, or None.
 
     Returns
     -------
     list of Features
-        position_linear; cell_count, true_cell_count and image_measures where their source exists. A count or measure of
-        which no training well has a value is as good as none.
+        position_linear; cell_count, true_cell_count, image_measures and random_encoder where their source exists. A
+        count or measure of which no training well has a value is as good as none.
     """
     found = [Features(POSITION_LINEAR, position_linear(obs, train))]
     if schema.CELL_COUNT in obs.columns and np.isfinite(obs[schema.CELL_COUNT].to_numpy(np.float64)[train]).any():
@@ -164,6 +168,8 @@ def baseline_features(
         values = measures.to_numpy(np.float64)
         known = np.isfinite(values[train]).any(axis=0)
         found.append(Features(IMAGE_MEASURES, standardised(values[:, known], train)))
+    if random_encoder is not None:
+        found.append(Features(RANDOM_ENCODER, standardised(random_encoder, train)))
     return found
 
 

@@ -142,8 +142,8 @@ def score(
     Parameters
     ----------
     adata
-        X float32 (n, d) embeddings; obs with the schema's well columns, indexed by well id. `cell_count`, `qc_pass` and
-        obsm["image_measures"] are used where they are.
+        X float32 (n, d) embeddings; obs with the schema's well columns, indexed by well id. `cell_count`, `qc_pass`,
+        obsm["image_measures"] and obsm["X_random_encoder"] are used where they are.
     config
         A complete configuration.
     truth
@@ -204,6 +204,8 @@ class _Wells:
         self.folds = np.array([fold_of[e] for e in self.experiments])
         measures = adata.obsm.get(schema.IMAGE_MEASURES)
         self.measures = None if measures is None else pd.DataFrame(measures)[keep]
+        untrained = adata.obsm.get(schema.RANDOM_ENCODER)
+        self.random_encoder = None if untrained is None else np.asarray(untrained, dtype=np.float64)[keep]
 
     def score(
         self, fold: int, views: Mapping[str, View], truth: pd.DataFrame | None
@@ -212,7 +214,7 @@ class _Wells:
         features = view_features(views, self.X, self.obs)
         keys = {f.key: f for f in features}
         base = next((keys[name] for name in _PERMUTED_OF if name in keys), features[0])
-        features += baseline_features(self.obs, self.folds != fold, self.measures, truth)
+        features += baseline_features(self.obs, self.folds != fold, self.measures, truth, self.random_encoder)
         features.append(Features(PERMUTED, base.values, base.test_data_used))
         rows, decided = scorer.score(features)
         decided["permuted_view"] = base.key

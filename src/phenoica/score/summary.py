@@ -14,7 +14,7 @@ import pandas as pd
 
 from phenoica import schema
 from phenoica.score import intervals
-from phenoica.score.baselines import BASELINES
+from phenoica.score.baselines import BASELINES, RANDOM_ENCODER
 from phenoica.score.contrasts import POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
 from phenoica.score.fold import (
     AUROC,
@@ -33,7 +33,8 @@ from phenoica.score.intervals import Interval, delong_interval, t_interval, weig
 
 MACRO = "macro"
 OVER_FOLDS = -1
-COMPARED = "ica"  # the view that the differences and the verdict are about
+COMPARED = "ica"  # the view that the verdict is about; every other one is subtracted from it
+TRAINING = ("raw", RANDOM_ENCODER)  # the pair whose difference says what the encoder's training adds
 ROTATION = "rotation"
 WITHIN_MARK = "*"  # in the printed table, on intervals within these experiments
 _UNBOUNDED = ("participation",)
@@ -60,10 +61,10 @@ def over_folds(
     DataFrame
         `schema.SCORE_COLUMNS`. Beside the rows of the folds: rotation with draw null is the mean over the probed (or,
         for concentration, all) draws; perturbation "macro" is the mean over perturbations, each weighing alike;
-        view_minus is filled in rows that hold the difference of ica and another view, for macro averages (of the
-        differences of single perturbations, where both views have a value) and positive controls; fold -1 is over
-        folds, with the interval (t over folds from four test experiments on, else "within these experiments"); beside a
-        value its reason tells why there is no interval or why folds are left out.
+        view_minus is filled in rows that hold the difference of ica and another view, or of the pair `TRAINING`, for
+        macro averages (of the differences of single perturbations, where both views have a value) and positive
+        controls; fold -1 is over folds, with the interval (t over folds from four test experiments on, else "within
+        these experiments"); beside a value its reason tells why there is no interval or why folds are left out.
     """
     rows = pd.concat([_with_rotation_mean(frame) for frame in folds], ignore_index=True)
     rows = pd.concat([rows, table(_differences(rows), rows.columns)], ignore_index=True)
@@ -122,27 +123,32 @@ def _macro_rows(rows: pd.DataFrame, held_out: Mapping[int, int]) -> list[dict[st
 
 
 def _differences(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Subtract every other view's held-out AUROC from that of ica, perturbation by perturbation and fold by fold.
+    """Subtract held-out AUROC, perturbation by perturbation and fold by fold: ica and every other view, and `TRAINING`.
 
     Averages are taken of these differences, so both views are averaged over the same perturbations and folds.
     """
     single = rows["draw"].isna()  # rotation: the mean over draws
     rows = rows[single & (rows["metric"] == AUROC) & (rows["probe"] == L1)]
-    index = ["contrast", "perturbation", "scope", "fold"]
-    ica = {tuple(row[c] for c in index): row for row in rows[rows["view"] == COMPARED].to_dict("records")}
-    result = []
-    for row in rows[rows["view"] != COMPARED].to_dict("records"):
-        other = ica.get(tuple(row[c] for c in index))
-        if other is None:
-            continue
-        known = not (pd.isna(other["value"]) or pd.isna(row["value"]))
-        result.append({
-            **row, "view": COMPARED, "view_minus": row["view"], "n_components": other["n_components"],
-            "test_data_used": _widest(other["test_data_used"], row["test_data_used"]),
-            "value": other["value"] - row["value"] if known else None, VARIANCE: None,
-            "reason": None if known else other["reason"] if pd.isna(other["value"]) else row["reason"],
-        })  # fmt: skip
-    return result
+    by_view: dict[str, dict[tuple, dict[str, Any]]] = {}
+    for row in rows.to_dict("records"):
+        key = tuple(row[c] for c in ("contrast", "perturbation", "scope", "fold"))
+        by_view.setdefault(row["view"], {})[key] = row
+    pairs = [(COMPARED, view) for view in by_view if view != COMPARED] + [TRAINING]
+    return [
+        _difference(by_view[first][key], row)
+        for first, second in pairs for key, row in by_view.get(second, {}).items() if key in by_view.get(first, {})
+    ]  # fmt: skip
+
+
+def _difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of the first view's value minus the second's; without one of them, its reason."""
+    known = not (pd.isna(first["value"]) or pd.isna(second["value"]))
+    return {
+        **second, "view": first["view"], "view_minus": second["view"], "n_components": first["n_components"],
+        "test_data_used": _widest(first["test_data_used"], second["test_data_used"]),
+        "value": first["value"] - second["value"] if known else None, VARIANCE: None,
+        "reason": None if known else first["reason"] if pd.isna(first["value"]) else second["reason"],
+    }  # fmt: skip
 
 
 def _widest(*used: str) -> str:
@@ -223,7 +229,8 @@ def printed(scores: pd.DataFrame, decided: Sequence[Mapping[str, Any]], config: 
     """
     total = scores[scores["fold"] == OVER_FOLDS]
     lines = [*_heading(total, decided, config), "", *_score_lines(total), "", *_control_lines(total)]
-    lines += [*_concentration_lines(total, config), "", *_verdict(total), "", *_footnotes(total, decided)]
+    lines += [*_concentration_lines(total, config), *_training_lines(total)]
+    lines += ["", *_verdict(total), "", *_footnotes(total, decided)]
     return "\n".join(lines) + "\n"
 
 
@@ -315,11 +322,41 @@ def _concentration_lines(total: pd.DataFrame, config: Mapping[str, Any]) -> list
     return [f"Held-out effect in the top {share:.0%} of components, ranked in training: {', '.join(parts)}."]
 
 
+def training_rows(total: pd.DataFrame) -> pd.DataFrame:
+    """Return what the encoder's training adds: the rows over folds with the difference of the pair `TRAINING`.
+
+    Pooled AUROC of the L1 probe: the macro average over query perturbations, that over positive controls, and single
+    positive controls. Empty where the pair was not scored.
+    """
+    rows = total[
+        (total["metric"] == AUROC) & (total["probe"] == L1) & (total["scope"] == POOLED)
+        & (total["view"] == TRAINING[0]) & (total["view_minus"] == TRAINING[1])
+    ]  # fmt: skip
+    query = (rows["contrast"] == QUERY) & (rows["perturbation"] == MACRO)
+    positive = rows["contrast"] == POSITIVE
+    macro = rows["perturbation"] == MACRO
+    return pd.concat([rows[query], rows[positive & macro], rows[positive & ~macro]])
+
+
+def _training_lines(total: pd.DataFrame) -> list[str]:
+    rows = training_rows(total)
+    shown = rows[(rows["contrast"] == QUERY) | (rows["perturbation"] != MACRO)]
+    if shown.empty:
+        return []
+    parts = []
+    for _, row in shown.iterrows():
+        name = "queries" if row["contrast"] == QUERY else row["perturbation"]
+        known = not pd.isna(row["value"])
+        parts.append(f"{name} {row['value']:+.3f}{_range(row, '+.3f')}" if known else f"{name} not testable")
+    return [f"Encoder: {' minus '.join(TRAINING)} (same size, random weights): {', '.join(parts)}."]
+
+
 def _verdict(total: pd.DataFrame) -> list[str]:
     order = {view: i for i, view in enumerate(dict.fromkeys(total.loc[total["metric"] == AUROC, "view"]))}
     rows = total[
         (total["contrast"] == QUERY) & (total["perturbation"] == MACRO) & (total["scope"] == POOLED)
-        & (total["metric"] == AUROC) & total["view_minus"].notna() & total["value"].notna()
+        & (total["metric"] == AUROC) & (total["view"] == COMPARED) & total["view_minus"].notna()
+        & total["value"].notna()
     ]  # fmt: skip
     if rows.empty:
         return ["ICA cannot be judged: no query perturbation is testable, or ica is not among the views."]
