@@ -110,12 +110,14 @@ def pretrain(
     """Train an encoder on the experiments named for pre-training; a killed run goes on where it was."""
     import torch
 
+    from phenoica.embed.gpu import claim_gpu
     from phenoica.embed.training import run_pretrain, training_shards
 
     torch.set_num_threads(threads)
     cfg = load(config)
     target = out or RunPaths.of(cfg).pretrain("encoder.safetensors").parent
-    run_pretrain(shards or training_shards(cfg), target, cfg)
+    with claim_gpu(cfg["embed"]["device"]):
+        run_pretrain(shards or training_shards(cfg), target, cfg)
 
 
 @app.command("fetch-model")

@@ -138,6 +138,21 @@ def test_auto_encoder_is_saved_and_read_bit_for_bit(small, tmp_path, rng):
     assert before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
 
 
+def test_the_same_model_is_saved_with_the_same_bytes_each_time(small, tmp_path):
+    for i in range(12):
+        small.save(tmp_path / f"{i}.safetensors")
+    assert len({(tmp_path / f"{i}.safetensors").read_bytes() for i in range(12)}) == 1
+
+
+def test_half_precision_rounds_the_weights_and_halves_the_file(small, tmp_path):
+    small.save(tmp_path / "whole.safetensors")
+    checkpoint.save(small, tmp_path / "half.safetensors", dtype=torch.float16)
+    sizes = [(tmp_path / f"{n}.safetensors").stat().st_size for n in ("half", "whole")]
+    assert sizes[0] < 0.7 * sizes[1]
+    half, whole = OpenPhenom.from_checkpoint(tmp_path / "half.safetensors").state_dict(), small.state_dict()
+    assert all(torch.equal(half[k], whole[k].half().float()) for k in half if not k.startswith("decoder."))
+
+
 def test_saved_names_are_the_published_ones(auto_encoder, image, tmp_path, whole_tiny_weights):
     auto_encoder.reconstruct(image("tiny_x6"), 0.75)
     auto_encoder.save(tmp_path / "again.safetensors")

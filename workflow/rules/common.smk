@@ -5,7 +5,7 @@ import pandas as pd
 from snakemake.exceptions import WorkflowError
 
 from phenoica.config import RunPaths, fingerprint, resolve
-from phenoica.embed.encoder import checkpoint_path, encoder_folder
+from phenoica.embed.encoder import PRETRAIN, checkpoint_path, encoder_folder
 from phenoica.embed.training import training_shards, trains
 from phenoica.errors import PhenoicaError
 from phenoica.files import sha256
@@ -20,6 +20,7 @@ except PhenoicaError as error:
     raise WorkflowError(str(error)) from None
 PATHS = RunPaths.of(CONFIG)
 ENCODER = encoder_folder(CONFIG)  # of an encoder that phenoica trained, else None
+FINISHED = CONFIG["embed"]["checkpoint"] != PRETRAIN  # the workflow does not make the checkpoint itself
 
 
 def log_of(step):
@@ -60,8 +61,8 @@ def training_settings():
 
 
 def checkpoint_version():
-    """Return the hash of the user's checkpoint; random weights have none."""
-    return "" if CHECKPOINT is None else sha256(CHECKPOINT)
+    """Return the hash of a finished checkpoint; random weights have none, and one that the workflow makes is an input."""
+    return sha256(CHECKPOINT) if CHECKPOINT is not None and FINISHED else ""
 
 
 def all_cores(wildcards):

@@ -8,6 +8,7 @@ or a readable list of what does not fit. The published key names start with `enc
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import re
@@ -157,7 +158,7 @@ def save(model: OpenPhenom, path: str | os.PathLike, *, dtype: torch.dtype = tor
     CheckpointError
         If the model has a bias where the published format has no room for one.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save as to_bytes
 
     weights = model.state_dict()
     decoder = {key: weights.pop(key) for key in list(weights) if key.startswith("decoder.")}
@@ -167,8 +168,19 @@ def save(model: OpenPhenom, path: str | os.PathLike, *, dtype: torch.dtype = tor
     metadata = {"format": "pt"}
     if model.decoder is not None:
         metadata[DECODER_HEADS] = str(model.decoder.config.heads)
-    with atomic_path(path) as temporary:
-        save_file(published, temporary, metadata=metadata)
+    content = _steady_header(to_bytes(published, metadata=metadata))
+    with atomic_path(path) as temporary, temporary.open("wb") as handle:
+        handle.writelines(content)
+
+
+def _steady_header(data: bytes) -> tuple[bytes, bytes, memoryview]:
+    """Return a safetensors file with its metadata in alphabetical order: the library writes it in any order."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
+    return len(text).to_bytes(8, "little"), text, memoryview(data)[start:]
 
 
 def fold(state: Mapping[str, torch.Tensor], config: OpenPhenomConfig) -> dict[str, torch.Tensor]:
