@@ -33,7 +33,7 @@ def write_config(screen, **changes) -> Path:
     config = screen.write()
     config["results"] = "results"
     for section, values in changes.items():
-        config[section] = {**config[section], **values} if isinstance(values, dict) else values
+        config[section] = {**config.get(section, {}), **values} if isinstance(values, dict) else values
     path = screen.folder / "config.yaml"
     path.write_text(yaml.safe_dump(config))
     return path
@@ -144,3 +144,28 @@ def test_one_experiment_gives_pages_and_says_that_nothing_is_scored(tiny_screen)
     page = (root / "index.html").read_text()
     assert "scores need at least two experiments" in page
     assert not (root / "score").exists()
+
+
+def test_an_encoder_is_trained_on_the_named_experiments_and_only_its_own_settings_train_it_again(tiny_screen):
+    training = {
+        "experiments": ["gene-002"], "steps": 3, "batch_tiles": 2, "warmup_steps": 1, "validation_wells": 2,
+        "decoder": {"dim": 16, "depth": 1, "heads": 2},
+    }  # fmt: skip
+    options = {"embed": {"checkpoint": "pretrain", "random_baseline": True}, "pretrain": training}
+    config, folder = write_config(tiny_screen, **options), tiny_screen.folder
+    snakemake(folder, "--cores", "2", "--configfile", str(config), "--", "embeddings")
+    adata = anndata.read_h5ad(folder / "results/tiny/embed/embeddings.h5ad")
+    assert "for 3 steps on 1 experiment (" in adata.uns["phenoica"]["checkpoint"]
+    assert adata.uns["phenoica"]["encoder_saw_test_images"] == "yes"
+    assert adata.obsm["X_random_encoder"].shape == adata.shape
+    assert abs(adata.obsm["X_random_encoder"] - adata.X).max() > 0.01
+    plan = snakemake(folder, "--cores", "2", "-n", "--configfile", str(config), "--", "embeddings")
+    assert "Nothing to be done" in plan.stdout + plan.stderr
+    options["embed"]["nucleus_diameter_px"] = 12
+    changed = write_config(tiny_screen, **options)
+    jobs = snakemake(folder, "--cores", "2", "-n", "--configfile", str(changed), "--", "embeddings").stdout
+    assert "rule embed_shard:" in jobs and "rule pretrain:" not in jobs
+    options["pretrain"]["learning_rate"] = 1e-3
+    changed = write_config(tiny_screen, **options)
+    jobs = snakemake(folder, "--cores", "2", "-n", "--configfile", str(changed), "--", "embeddings").stdout
+    assert "rule pretrain:" in jobs

@@ -116,9 +116,6 @@ def _check_together(config: Mapping[str, Any], where: str) -> None:
             f"embed.model.image_size is {model['image_size']}; it must be a multiple of patch_size "
             f"({model['patch_size']})"
         )
-    images = "demo_seeds" if config["source"] == "demo" else "experiments"
-    if config["embed"]["checkpoint"] == "pretrain" and not config["pretrain"][images]:
-        problems.append(f"embed.checkpoint is 'pretrain', but pretrain.{images} is empty; name what may be trained on")
     if config["demo"]["seed"] in config["pretrain"]["demo_seeds"]:
         problems.append(
             f"pretrain.demo_seeds holds demo.seed ({config['demo']['seed']}); train on other seeds than the one scored"

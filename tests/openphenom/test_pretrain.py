@@ -1,6 +1,7 @@
 """Pre-training: exact resume, determinism, named experiments only, and that it learns what can be predicted."""
 
 import csv
+import dataclasses
 import json
 
 import imagecodecs
@@ -165,6 +166,25 @@ def test_pictures_show_targets_predictions_and_the_mask(tmp_path):
     again = model.reconstruct(tiles, SHORT.mask_ratio, noise)
     assert torch.equal(again.hidden, torch.from_numpy(pictures["hidden"].reshape(3, -1)))
     np.testing.assert_allclose(pictures["predicted"], again.images(2), atol=1e-2)
+
+
+def test_rows_of_the_log_average_over_steps(tmp_path):
+    recipe = dataclasses.replace(SHORT, log_every=3)
+    pretrain(Noise(), ENCODER, DECODER, SHORT, tmp_path / "each")
+    pretrain(Noise(), ENCODER, DECODER, recipe, tmp_path / "three")
+    each, three = curve(tmp_path / "each"), curve(tmp_path / "three")
+    assert [row["step"] for row in three] == ["2", "5", "7"]
+    assert float(three[1]["loss"]) == pytest.approx(np.mean([float(row["loss"]) for row in each[3:6]]), rel=1e-4)
+    assert three[1]["validation_loss"] == each[3]["validation_loss"] and three[0]["validation_loss"] == ""
+
+
+def test_weights_can_be_stored_in_half_the_space(tmp_path):
+    pretrain(Noise(), ENCODER, DECODER, SHORT, tmp_path / "whole")
+    pretrain(Noise(), ENCODER, DECODER, SHORT, tmp_path / "half", stored_as="float16")
+    sizes = [(tmp_path / n / "encoder.safetensors").stat().st_size for n in ("half", "whole")]
+    assert sizes[0] < 0.75 * sizes[1]
+    whole = weights(tmp_path / "whole")
+    assert all(torch.equal(v, whole[k].half().float()) for k, v in weights(tmp_path / "half").items())
 
 
 def test_the_recipe_says_what_was_done(tmp_path):

@@ -124,8 +124,8 @@ def load_encoder(config: Mapping[str, Any], n_channels: int, experiments: Iterab
     if folder is not None:
         recipe = json.loads((folder / RECIPE_FILE).read_text(encoding="utf-8"))
         sentence = (
-            f"pre-trained by phenoica for {recipe['recipe']['steps']:,} steps on {len(recipe['experiments'])} other "
-            f"experiments ({_size(model.config)}), sha256 {digest[:12]}"
+            f"pre-trained by phenoica for {recipe['recipe']['steps']:,} steps on "
+            f"{_counted(len(recipe['experiments']), 'experiment')} ({_size(model.config)}), sha256 {digest[:12]}"
         )
         licence = "trained by phenoica"
         saw = "yes" if set(recipe["experiments"]) & set(experiments) else "no"
@@ -144,6 +144,9 @@ def load_encoder(config: Mapping[str, Any], n_channels: int, experiments: Iterab
 
 
 def _size(config: OpenPhenomConfig) -> str:
-    return (
-        f"{config.dim} wide, {config.depth} blocks, {config.patch_size} px patches in {config.image_size} px tiles"
-    )
+    blocks = _counted(config.depth, "block")
+    return f"{config.dim} wide, {blocks}, {config.patch_size} px patches in {config.image_size} px tiles"
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

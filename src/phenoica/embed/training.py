@@ -7,19 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from phenoica.config import RunPaths
+from phenoica.embed.encoder import PRETRAIN
 from phenoica.errors import ConfigError
 from phenoica.plates.shards import find_shards
 
 # keys of the section `pretrain` that are fields of a recipe; the rest says where images come from and what to train
 RECIPE_KEYS = (
     "steps", "batch_tiles", "optimizer", "learning_rate", "weight_decay", "warmup_steps", "mask_ratio",
-    "fourier_weight", "clip_norm", "validate_every", "save_every", "seed",
+    "fourier_weight", "clip_norm", "validate_every", "save_every", "log_every", "seed",
 )  # fmt: skip
 
 
 def trains(config: Mapping[str, Any]) -> bool:
-    """Return whether the configuration names images to train an encoder on."""
-    return bool(config["pretrain"]["demo_seeds"] if config["source"] == "demo" else config["pretrain"]["experiments"])
+    """Return whether the configuration names images to train an encoder on.
+
+    Raises
+    ------
+    ConfigError
+        If it names none, but embeds with an encoder to be trained on them.
+    """
+    images = "demo_seeds" if config["source"] == "demo" else "experiments"
+    named = bool(config["pretrain"][images])
+    if config["embed"]["checkpoint"] == PRETRAIN and not named:
+        raise ConfigError(f"embed.checkpoint is {PRETRAIN!r}, but pretrain.{images} is empty; name what to train on")
+    return named
 
 
 def training_shards(config: Mapping[str, Any]) -> list[Path]:
@@ -84,6 +95,8 @@ def run_pretrain(shards: Sequence[Path], out: Path, config: Mapping[str, Any]) -
     ConfigError
         If sizes, recipe or experiments do not fit.
     """
+    import torch
+
     from phenoica.openphenom.decoder import DecoderConfig
     from phenoica.openphenom.encoder import OpenPhenomConfig, choose_device
     from phenoica.openphenom.precision import choose_precision
@@ -91,6 +104,8 @@ def run_pretrain(shards: Sequence[Path], out: Path, config: Mapping[str, Any]) -
     from phenoica.openphenom.training_images import TrainingImages
 
     section, channels = config["pretrain"], config["plates"]["channels"]
+    if section["threads"] is not None:
+        torch.set_num_threads(section["threads"])
     encoder = OpenPhenomConfig(**config["embed"]["model"])
     decoder = DecoderConfig(**section["decoder"], channels=len(channels))
     recipe = Recipe(**{key: section[key] for key in RECIPE_KEYS})
@@ -104,5 +119,6 @@ def run_pretrain(shards: Sequence[Path], out: Path, config: Mapping[str, Any]) -
     precision = choose_precision(section["precision"], device)
     about = {"experiments": experiments, "training_wells": len(images.train), "channels": list(channels)}
     pretrain(
-        images, encoder, decoder, recipe, out, device=device.type, mixed=precision.name == "bfloat16", about=about
+        images, encoder, decoder, recipe, out, device=device.type, mixed=precision.name == "bfloat16",
+        stored_as=section["stored_as"], about=about,
     )  # fmt: skip

@@ -22,6 +22,7 @@ from torch import nn
 
 from phenoica import files
 from phenoica.errors import CheckpointError, ConfigError, FitError
+from phenoica.openphenom import checkpoint
 from phenoica.openphenom.decoder import Decoder, DecoderConfig, Mask, fourier_loss, pixel_loss, random_mask
 from phenoica.openphenom.encoder import OpenPhenom, OpenPhenomConfig, unpatch
 from phenoica.progress import Progress
@@ -74,6 +75,8 @@ class Recipe:
         Steps between two passes over the validation tiles.
     save_every
         Steps between two saved states.
+    log_every
+        Steps a row of the log averages over.
     seed
         Of weights and masks.
 
@@ -94,13 +97,14 @@ class Recipe:
     clip_norm: float = 1.0
     validate_every: int = 250
     save_every: int = 500
+    log_every: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Check the values."""
         if self.optimizer not in OPTIMIZERS:
             raise ConfigError(f"pretrain.optimizer is {self.optimizer!r}; it must be one of {', '.join(OPTIMIZERS)}")
-        for name in ("steps", "batch_tiles", "validate_every", "save_every"):
+        for name in ("steps", "batch_tiles", "validate_every", "save_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"pretrain.{name} is {getattr(self, name)}; it must be at least 1")
         if not 0 <= self.warmup_steps < self.steps:
@@ -277,7 +281,8 @@ def _freeze_unpublished_biases(model: OpenPhenom) -> None:
 
 def pretrain(
     tiles: Tiles, encoder: OpenPhenomConfig, decoder: DecoderConfig, recipe: Recipe, out_dir: str | os.PathLike, *,
-    device: str = "cpu", mixed: bool = False, about: Mapping[str, Any] | None = None, stop_after: int | None = None,
+    device: str = "cpu", mixed: bool = False, stored_as: str = "float32", about: Mapping[str, Any] | None = None,
+    stop_after: int | None = None,
 ) -> OpenPhenom:  # fmt: skip
     """Train an auto-encoder and write it with its curve and recipe.
 
@@ -293,13 +298,15 @@ def pretrain(
     recipe
         How to train.
     out_dir
-        Folder; receives encoder.safetensors (published key names, decoder included), log.csv (`LOG_COLUMNS`),
-        reconstructions.npz (`Trainer.pictures` of validation tiles), recipe.json (sizes, recipe, `about`, threads,
-        versions) and, while training, state.pt.
+        Folder; receives encoder.safetensors (published key names, decoder included), log.csv (`LOG_COLUMNS`; `step` is
+        the last one of a row), reconstructions.npz (`Trainer.pictures` of validation tiles), recipe.json (sizes,
+        recipe, `about`, threads, versions) and, while training, state.pt.
     device
         cpu or cuda.
     mixed
         Matrix products in bfloat16.
+    stored_as
+        float32 or float16: the numbers in encoder.safetensors; float16 halves the file and rounds the weights.
     about
         What else the recipe should say, such as the experiments.
     stop_after
@@ -324,6 +331,7 @@ def pretrain(
         "decoder": dataclasses.asdict(decoder),
         "recipe": dataclasses.asdict(recipe),
         "mixed_precision": mixed,
+        "stored_as": stored_as,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         **(about or {}),
@@ -368,15 +376,25 @@ def _save_state(trainer: Trainer, path: Path, description: Mapping[str, Any]) ->
         torch.save({**trainer.state(), "description": files.sha256_of_json(description)}, handle)
 
 
+def _averaged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the last step of some rows with the means of their numbers; a column without any number stays empty."""
+    means = {}
+    for column in LOG_COLUMNS[1:]:
+        values = [row[column] for row in rows if row[column] is not None]
+        means[column] = sum(values) / len(values) if values else None
+    return {"step": rows[-1]["step"], **means}
+
+
 def _write_result(
     trainer: Trainer, out_dir: Path, description: Mapping[str, Any], validation: np.ndarray
 ) -> None:
     with files.atomic_path(out_dir / LOG_FILE) as temporary, temporary.open("w", newline="") as handle:
         writer = csv.DictWriter(handle, LOG_COLUMNS)
         writer.writeheader()
-        for row in trainer.log:
+        for start in range(0, len(trainer.log), trainer.recipe.log_every):
+            row = _averaged(trainer.log[start : start + trainer.recipe.log_every])
             writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
-    trainer.model.save(out_dir / ENCODER_FILE)
+    checkpoint.save(trainer.model, out_dir / ENCODER_FILE, dtype=getattr(torch, description["stored_as"]))
     with files.atomic_path(out_dir / PICTURES_FILE) as temporary:
         np.savez_compressed(temporary, **trainer.pictures(validation[:PICTURES]))
     described = {**description, "sha256": files.sha256(out_dir / ENCODER_FILE)}
