@@ -110,6 +110,7 @@ def write_shard(path: Path, images: list[tuple[str, bytes]], copies: int = 1) ->
     at = np.arange(len(rows)).reshape(-1, len(CHANNELS))
     return pd.DataFrame({
         schema.WELL_ID: [f"well-{i}" for i in range(len(at))],
+        schema.EXPERIMENT: "benchmark",
         schema.UNIT: 0,
         schema.IMAGE_SHARD: list(np.zeros_like(at)),
         schema.IMAGE_ROW_GROUP: list(at // ROWS_A_GROUP),

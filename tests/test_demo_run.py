@@ -80,7 +80,7 @@ def test_every_must_beat_row_stands_in_the_table(run):
     ]  # fmt: skip
     wanted = {
         "raw", "centerscale", "pca", "rotation", "ica", "tvn", "pca_cs", "position_linear", "cell_count",
-        "true_cell_count", "image_measures", "permuted",
+        "true_cell_count", "image_measures", "random_encoder", "permuted",
     }  # fmt: skip
     assert set(macro["view"]) == wanted
     assert macro.loc[macro["view"] == "rotation", "draw"].dropna().nunique() == 3
@@ -113,6 +113,7 @@ def test_the_folds_own_jobs_never_see_the_held_out_wells(run, tmp_path, replacem
     measures = adata.obsm["image_measures"]
     measures.loc[rows] = other((rows.sum(), measures.shape[1]))
     adata.obs.loc[rows, "cell_count"] = other(rows.sum())
+    adata.obsm[schema.RANDOM_ENCODER][rows] = other((rows.sum(), adata.n_vars))
     adata.write_h5ad(tmp_path / "replaced.h5ad")
 
     phenoica = [str(Path(sys.executable).parent / "phenoica")]
