@@ -125,6 +125,14 @@ def test_the_curve_is_the_mean_of_consecutive_steps(tmp_path):
     assert 1.05 < curve["top"] < 2 and curve["top"] >= max(curve["loss"][12:])
 
 
+def test_rows_that_already_average_are_counted_in_steps(tmp_path):
+    folder = write_folder(tmp_path / "encoder")
+    log = pd.read_csv(folder / "log.csv")
+    log.iloc[9::10].to_csv(folder / "log.csv", index=False)
+    curve = encoder_page.curve(encoder_page.read_log(folder))
+    assert curve["window"] == 10 and len(curve["step"]) == 100
+
+
 def test_a_flat_curve_shows_the_line_at_one_and_is_not_cut(tmp_path):
     folder = write_folder(tmp_path / "encoder", loss=0.5, pixel_loss=0.5, fourier_loss=np.nan, validation_loss=np.nan)
     curve = encoder_page.curve(encoder_page.read_log(folder))

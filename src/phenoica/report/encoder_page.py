@@ -181,18 +181,20 @@ def curve(log: pd.DataFrame) -> dict[str, Any]:
     Returns
     -------
     dict
-        step, loss, pixel_loss: means over consecutive groups of `window` steps, of which the last may be shorter;
+        step, loss, pixel_loss: means over consecutive groups of `window` steps (of whole rows of the log, which may
+        average over several), of which the last may be shorter;
         validation_step, validation_loss: as logged; last: the last step; fourier: whether the loss has a Fourier part;
         top: end of the axis of the loss, above everything but the first twentieth of the steps, which may start far
         off; cut: whether that leaves some of them out.
     """
-    window = max(1, len(log) // CURVE_POINTS)
-    means = log[["step", "loss", "pixel_loss"]].groupby(np.arange(len(log)) // window).mean()
+    rows = max(1, len(log) // CURVE_POINTS)
+    a_row = int(log["step"].iloc[0]) + 1  # steps count from 0, and a row bears its last one
+    means = log[["step", "loss", "pixel_loss"]].groupby(np.arange(len(log)) // rows).mean()
     known = log[log["validation_loss"].notna()]
     late = means["loss"].iloc[len(means) // 20 :]
     top = 1.04 * max(1.05, late.max(), known["validation_loss"].max() if len(known) else 0.0)
     return {
-        "window": window,
+        "window": rows * a_row,
         **{name: means[name].tolist() for name in means},
         "validation_step": known["step"].tolist(),
         "validation_loss": known["validation_loss"].tolist(),
