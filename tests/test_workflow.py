@@ -169,3 +169,10 @@ def test_an_encoder_is_trained_on_the_named_experiments_and_only_its_own_setting
     changed = write_config(tiny_screen, **options)
     jobs = snakemake(folder, "--cores", "2", "-n", "--configfile", str(changed), "--", "embeddings").stdout
     assert "rule pretrain:" in jobs
+
+
+def test_a_screen_without_channel_1_runs_in_every_stage(tiny_screen):
+    options = {"plates": {"channels": [2, 3]}, "embed": {"dna_channel": 2}}
+    config, folder = write_config(tiny_screen, **options), tiny_screen.folder
+    snakemake(folder, "--cores", "2", "--configfile", str(config), "--", "results/tiny/qc/plates.parquet")
+    assert (folder / "results/tiny/qc/plates.parquet").exists()

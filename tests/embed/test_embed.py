@@ -301,3 +301,15 @@ def test_embeddings_that_are_not_finite_stop_and_leave_no_part(tiny_screen):
     with pytest.raises(EmbeddingError, match="not finite.*set embed.precision to float32"):
         run(tiny_screen, tiny_screen.config(checkpoint=str(path)))
     assert not list((tiny_screen.folder / "out").glob("*shard*"))
+
+
+def test_features_of_the_channels_side_by_side_average_to_the_pooled_ones(tiny_screen):
+    config = tiny_screen.write()
+    pooled = run(tiny_screen, config)[0]
+    config["embed"] |= {"features": "channelwise", "random_baseline": True}
+    wide = run(tiny_screen, config)[0]
+    schema.check(wide)
+    assert wide.shape == (pooled.n_obs, 6 * pooled.n_vars)
+    np.testing.assert_allclose(wide.X.reshape(wide.n_obs, 6, -1).mean(1), pooled.X, atol=1e-5)
+    assert wide.obsm["X_random_encoder"].shape == wide.shape
+    assert "X_channelwise" not in wide.obsm

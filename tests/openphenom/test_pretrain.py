@@ -293,3 +293,37 @@ def test_experiments_must_be_named_and_there(shard):
         TrainingImages([shard()], ["train-1", "train-9"], [1, 2], tile=16, seed=0)
     with pytest.raises(ConfigError, match="40 whole wells.*validation_wells"):
         images_of(shard(), validation_wells=40)
+
+
+def test_bad_images_in_every_well_stop_it_instead_of_searching_for_ever(tmp_path, shard):
+    images = images_of(shard(bad=range(40)), max_bad_fraction=1.0)
+    with pytest.raises(TooManyBadImages, match="no well"):
+        images.batch(0, 4)
+    with pytest.raises(TooManyBadImages, match="no validation well"):
+        images.validation_tiles()
+
+
+def test_a_gradient_that_is_no_number_is_not_written_into_the_weights():
+    trainer = Trainer(new_auto_encoder(ENCODER, DECODER, 0), SHORT)
+    trainer.model.cls_token.register_hook(lambda gradient: gradient * float("inf"))
+    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    with pytest.raises(FitError, match="gradient at step 0"):
+        trainer.train_step(Noise().batch(0, 4))
+    assert all(torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())
+
+
+@pytest.mark.parametrize("size", [0, 100, -10])
+def test_a_damaged_state_is_one_clear_error(tmp_path, size):
+    pretrain(Noise(), ENCODER, DECODER, SHORT, tmp_path, stop_after=2)
+    state = (tmp_path / "state.pt").read_bytes()
+    (tmp_path / "state.pt").write_bytes(state[:size])
+    with pytest.raises(CheckpointError, match="state.pt: damaged.*delete it to start anew"):
+        pretrain(Noise(), ENCODER, DECODER, SHORT, tmp_path)
+
+
+def test_a_decoder_read_from_a_file_can_be_trained_on(tmp_path):
+    pretrain(Noise(), ENCODER, DECODER, SHORT, tmp_path)
+    model = OpenPhenom.from_checkpoint(tmp_path / "encoder.safetensors")
+    model.reconstruct(Noise().validation_tiles(), 0.5)
+    model.load_state_dict(model.state_dict())
+    assert Trainer(model, SHORT).train_step(Noise().batch(0, 4))["loss"] > 0

@@ -35,8 +35,11 @@ def version(*sections):
 
 def settings(*sections):
     """Return, as JSON text, the configuration that a rule's command gets: its own sections, the others at defaults."""
-    chosen = ("run", "results", "source", "seed", *sections)
-    return json.dumps({key: CONFIG[key] for key in CONFIG if key in chosen})
+    names = ("run", "results", "source", "seed", *sections)
+    chosen = {key: CONFIG[key] for key in CONFIG if key in names}
+    if "embed" not in names:
+        chosen["embed"] = part_of("embed", "dna_channel")  # checked against plates.channels whenever a job reads them
+    return json.dumps(chosen)
 
 
 def part_of(section, *keys):
@@ -54,7 +57,7 @@ def training_settings():
     chosen = {
         "demo": part_of("demo", "size", "seed"),
         "plates": part_of("plates", "shards", "metadata", "plate_format", "channels"),
-        "embed": part_of("embed", "model", "device", "max_bad_fraction"),
+        "embed": part_of("embed", "model", "device", "max_bad_fraction", "dna_channel"),
         "pretrain": CONFIG["pretrain"],
     }
     return json.dumps({**{key: CONFIG[key] for key in ("run", "results", "source")}, **chosen})
@@ -68,6 +71,11 @@ def checkpoint_version():
 def all_cores(wildcards):
     """Return the cores of the run; 1 where none are given (a report, or a cluster that sets threads itself)."""
     return workflow.resource_settings.cores or 1
+
+
+def training_cores(wildcards):
+    """Return the cores of training: as many as its recipe names, if it names a number."""
+    return CONFIG["pretrain"]["threads"] or all_cores(wildcards)
 
 
 def embed_cores(wildcards):

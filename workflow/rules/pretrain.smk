@@ -29,7 +29,7 @@ if TRAINING_SHARDS:
             log_of("pretrain"),
         conda:
             "../envs/phenoica.yaml"
-        threads: all_cores
+        threads: training_cores
         resources:
             gpu=1,
         params:

@@ -138,29 +138,29 @@ def _wells_of_parts(wells: pd.DataFrame, parts: Sequence[Path]) -> np.ndarray:
 class _Joined:
     """What the parts hold, in the order of the result."""
 
-    embedding: np.ndarray  # (wells, dim) float32
+    embedding: np.ndarray  # (wells, width) float32
     by_channel: np.ndarray | None  # (wells, channels * dim) float32
-    by_random: np.ndarray | None  # (wells, dim) float32
+    by_random: np.ndarray | None  # (wells, width) float32
     n_tiles: np.ndarray
     measures: pd.DataFrame
 
 
 def _join_parts(well_ids: pd.Index, parts: Sequence[Path], description: Mapping[str, Any]) -> _Joined:
     """Read the parts one after the other into tables of their final size."""
-    n, dim = len(well_ids), int(description["dim"])
-    wide = dim * len(description["channels"])
+    n, width = len(well_ids), int(description["width"])
+    wide = int(description["dim"]) * len(description["channels"])
     names = [schema.CELL_COUNT, *measure_names(description["channels"])]
-    embedding, n_tiles, measures = np.empty((n, dim), np.float32), np.empty(n, np.int64), np.empty((n, len(names)))
+    embedding, n_tiles, measures = np.empty((n, width), np.float32), np.empty(n, np.int64), np.empty((n, len(names)))
     by_channel = np.empty((n, wide), np.float32) if description[CHANNELWISE] else None
-    by_random = np.empty((n, dim), np.float32) if description["random_baseline"] else None
+    by_random = np.empty((n, width), np.float32) if description["random_baseline"] else None
     for part in parts:
         table = pq.read_table(part)
         at = well_ids.get_indexer(table.column(schema.WELL_ID).to_pylist())
-        embedding[at] = _rows(table, EMBEDDING, dim)
+        embedding[at] = _rows(table, EMBEDDING, width)
         if by_channel is not None:
             by_channel[at] = _rows(table, CHANNELWISE, wide)
         if by_random is not None:
-            by_random[at] = _rows(table, UNTRAINED, dim)
+            by_random[at] = _rows(table, UNTRAINED, width)
         n_tiles[at] = np.asarray(table.column(schema.N_TILES))
         measures[at] = table.select(names).to_pandas().to_numpy()
     return _Joined(embedding, by_channel, by_random, n_tiles, pd.DataFrame(measures, columns=names))

@@ -122,7 +122,7 @@ def load_encoder(config: Mapping[str, Any], n_channels: int, experiments: Iterab
         sentence = f"{path.name}, sha256 {digest[:12]}"
         licence, saw = config["licences"]["weights"], embed["saw_test_images"]
     if folder is not None:
-        recipe = json.loads((folder / RECIPE_FILE).read_text(encoding="utf-8"))
+        recipe = _recipe(folder, digest)
         sentence = (
             f"pre-trained by phenoica for {recipe['recipe']['steps']:,} steps on "
             f"{_counted(len(recipe['experiments']), 'experiment')} ({_size(model.config)}), sha256 {digest[:12]}"
@@ -141,6 +141,19 @@ def load_encoder(config: Mapping[str, Any], n_channels: int, experiments: Iterab
     untrained = dataclasses.replace(model.config, layer_scale=1.0)
     baseline = placed(OpenPhenom.random(untrained, seed=embed["seed"])) if embed["random_baseline"] else None
     return Encoder(placed(model), sentence, digest, licence, saw, baseline)
+
+
+def _recipe(folder: Path, digest: str) -> dict[str, Any]:
+    """Return the recipe that lies beside an encoder; it must be of these very weights."""
+    path = folder / RECIPE_FILE
+    if not path.is_file():
+        raise CheckpointError(f"{path}: missing; `phenoica pretrain` writes it beside the encoder, run it again")
+    recipe = json.loads(path.read_text(encoding="utf-8"))
+    if recipe.get("sha256") != digest:
+        raise CheckpointError(
+            f"{path}: the recipe of another encoder than {ENCODER_FILE} beside it; run `phenoica pretrain` again"
+        )
+    return recipe
 
 
 def _size(config: OpenPhenomConfig) -> str:

@@ -114,17 +114,21 @@ def embed_shard(
     found = with_files(pd.DataFrame(reader.quarantine, columns=list(QUARANTINE_COLUMNS)), shards)
     check_bad_fraction([*known_bad, *bad_images(found)], n_images, embed_config["max_bad_fraction"])
     done = sorted(measures)
-    vectors = means.of(done)
-    by_channel = None
-    if embed_config["channelwise"]:
-        by_channel = vectors
-        vectors = vectors.reshape(len(done), len(channels), -1).mean(axis=1)
+    vectors, by_channel = means.of(done), None
+    if embed_config["channelwise"] and not side_by_side(embed_config):
+        by_channel, vectors = vectors, vectors.reshape(len(done), len(channels), encoder.model.config.dim).mean(axis=1)
     ids = [wells[schema.WELL_ID].iloc[w] for w in done]
     rows = [measures[w] for w in done]
     description = {**encoder.describe(), "channels": list(channels), CHANNELWISE: by_channel is not None}
+    description |= {"features": embed_config["features"], "width": vectors.shape[1]}
     by_random = None if untrained is None else untrained.of(done)
     write_part(out_part, ids, means.n_tiles[done], vectors, rows, description, by_channel, by_random)
     files.write_csv(out_quarantine, found)
+
+
+def side_by_side(embed_config: Mapping[str, Any]) -> bool:
+    """Return whether X holds the vectors of the channels side by side, not their mean."""
+    return embed_config["features"] == CHANNELWISE
 
 
 def decoding_threads(threads: int, on_gpu: bool) -> int:
@@ -143,10 +147,15 @@ def _embed(
 
     Between them stand the means of the random baseline, or None if the encoder has none.
     """
-    n_channels, channelwise = len(config["plates"]["channels"]), config["embed"]["channelwise"]
+    n_channels, wide = len(config["plates"]["channels"]), side_by_side(config["embed"])
+    channelwise = wide or config["embed"]["channelwise"]
     model = encoder.model
-    means = WellMeans(n_wells, model.config.dim * (n_channels if channelwise else 1))
-    untrained = None if encoder.baseline is None else WellMeans(n_wells, model.config.dim)
+
+    def width(apart: bool) -> int:
+        return model.config.dim * (n_channels if apart else 1)
+
+    means = WellMeans(n_wells, width(channelwise))
+    untrained = None if encoder.baseline is None else WellMeans(n_wells, width(wide))
     measures: dict[int, dict[str, float]] = {}
     batch_tiles = choose_batch_tiles(config["embed"]["batch_tiles"], model, n_channels)
     wells = _usable(reader, encoder.tile_size, measures, progress)
@@ -156,7 +165,8 @@ def _embed(
             vectors = model.embed(batch.tiles, channelwise, batch_tiles=batch_tiles)
             means.add(batch.wells, vectors.numpy())
             if untrained is not None:
-                untrained.add(batch.wells, encoder.baseline.embed(batch.tiles, batch_tiles=batch_tiles).numpy())
+                baseline = encoder.baseline.embed(batch.tiles, wide, batch_tiles=batch_tiles)
+                untrained.add(batch.wells, baseline.numpy())
     return means, untrained, measures
 
 
@@ -223,27 +233,27 @@ def write_part(
     well_ids, n_tiles, measures
         One entry a well.
     embeddings
-        (wells, dim).
+        (wells, width).
     description
-        `Encoder.describe` and `channels`; the same for every part of a run.
+        `Encoder.describe`, `channels`, `features` and `width`; the same for every part of a run.
     by_channel
         (wells, channels * dim), or None to leave the column out.
     by_random
-        (wells, dim) of the random baseline, or None to leave the column out.
+        (wells, width) of the random baseline, or None to leave the column out.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    dim, channels = int(description["dim"]), description["channels"]
+    dim, width, channels = int(description["dim"]), int(description["width"]), description["channels"]
     columns = {
         schema.WELL_ID: pa.array(list(well_ids), pa.string()),
         schema.N_TILES: pa.array(n_tiles, pa.int64()),
-        EMBEDDING: _vectors(embeddings, dim),
+        EMBEDDING: _vectors(embeddings, width),
     }
     if by_channel is not None:
         columns[CHANNELWISE] = _vectors(by_channel, dim * len(channels))
     if by_random is not None:
-        columns[UNTRAINED] = _vectors(by_random, dim)
+        columns[UNTRAINED] = _vectors(by_random, width)
     for name in (schema.CELL_COUNT, *measure_names(channels)):
         columns[name] = pa.array([row[name] for row in measures], pa.float64())
     table = pa.table(columns).replace_schema_metadata({schema.UNS: json.dumps(dict(description), sort_keys=True)})

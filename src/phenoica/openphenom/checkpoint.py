@@ -41,8 +41,9 @@ SHOWN = 10
 Shape = tuple[int, ...]
 
 # what torch.load raises on files that are damaged or no checkpoint, depending on where the reading ends
-_UNREADABLE = (
-    pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError
+UNREADABLE = (
+    pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError,
+    IndexError, TypeError,
 )  # fmt: skip
 
 
@@ -324,7 +325,7 @@ def _pickle_entries(path: Path, head: bytes) -> dict[str, _Entry]:
         # safetensors.
         with path.open("rb") as handle:
             content = torch.load(handle, map_location="cpu", weights_only=True)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(
             f"{path}: not a torch file of plain tensors, or damaged ({reason}); download it again, or save "

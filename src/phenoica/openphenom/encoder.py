@@ -511,7 +511,8 @@ class OpenPhenom(nn.Module):
             if self._source is None:
                 raise CheckpointError("this model has no decoder; load an auto-encoder, or train one")
             config, state = checkpoint.read_decoder(self._source, self.config)
-            self.add_decoder(config).load_state_dict(state)
+            with torch.inference_mode(False):  # weights made in inference mode could never be trained or replaced
+                self.add_decoder(config).load_state_dict(state)
         if channels > self.decoder.config.channels:
             raise CheckpointError(
                 f"images have {channels} channels; the decoder has weights for {self.decoder.config.channels}"

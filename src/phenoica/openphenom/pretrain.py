@@ -173,7 +173,7 @@ class Trainer:
         Raises
         ------
         FitError
-            If the loss is not finite.
+            If the loss or the gradient is not finite; the weights are those of the step before.
         """
         recipe, model = self.recipe, self.model
         # the rate of step 0 is that of the first step of the rise, not 0
@@ -187,6 +187,11 @@ class Trainer:
             )
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
+        if not torch.isfinite(norm):
+            raise FitError(
+                f"pre-training: the gradient at step {self.step} is not finite; lower pretrain.learning_rate. The last "
+                "saved state is whole"
+            )
         self.optimizer.step()
         self.step += 1
         rate = self.optimizer.param_groups[0]["lr"]
@@ -360,8 +365,11 @@ def pretrain(
 def _resume(trainer: Trainer, path: Path, description: Mapping[str, Any]) -> None:
     if not path.is_file():
         return
-    with path.open("rb") as handle:
-        state = torch.load(handle, map_location=trainer.model.device, weights_only=True)
+    try:
+        with path.open("rb") as handle:
+            state = torch.load(handle, map_location=trainer.model.device, weights_only=True)
+    except checkpoint.UNREADABLE as error:
+        raise CheckpointError(f"{path}: damaged ({type(error).__name__}); delete it to start anew") from error
     if state["description"] != files.sha256_of_json(description):
         raise CheckpointError(
             f"{path}: the state of another recipe, another number of threads or other images; delete it to start anew, "

@@ -7,7 +7,6 @@ other experiments are not even decoded.
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -105,7 +104,7 @@ class TrainingImages:
         Raises
         ------
         TooManyBadImages
-            If more than the allowed share of wells cannot be read.
+            If more than the allowed share of images is bad, or no well is whole.
         """
         rng = np.random.default_rng([self.seed, _STREAM_TILES, step])
         return np.stack([_random_tile(self._good_image(step * size + i), self.tile, rng) for i in range(size)])
@@ -113,12 +112,18 @@ class TrainingImages:
     def validation_tiles(self) -> np.ndarray:
         """Return the central tile of every validation well that can be read; uint8 (n, C, tile, tile)."""
         images = [image for image in self._read(self.validation) if image is not None]
+        if not images:
+            raise TooManyBadImages("no validation well can be read: each has a bad image; see the warnings above")
         cut = [_cut(image, (np.array(image.shape[1:]) - self.tile) // 2, self.tile) for image in images]
         return np.stack(cut)
 
     def _good_image(self, position: int) -> np.ndarray:
-        # the next good well of the order takes the place of a bad one
-        return next(image for p in itertools.count(position) if (image := self._image(p)) is not None)
+        # the next good well of the order takes the place of a bad one; an epoch and its successor hold every well
+        for p in range(position, position + 2 * len(self.train)):
+            image = self._image(p)
+            if image is not None:
+                return image
+        raise TooManyBadImages("no well for pre-training can be read: each has a bad image; see the warnings above")
 
     def _image(self, position: int) -> np.ndarray | None:
         epoch, within = divmod(position, len(self.train))
