@@ -38,7 +38,9 @@ def settings(*sections):
     names = ("run", "results", "source", "seed", *sections)
     chosen = {key: CONFIG[key] for key in CONFIG if key in names}
     if "embed" not in names:
-        chosen["embed"] = part_of("embed", "dna_channel")  # checked against plates.channels whenever a job reads them
+        chosen["embed"] = part_of(
+            "embed", "dna_channel"
+        )  # checked against plates.channels whenever a job reads them
     return json.dumps(chosen)
 
 
