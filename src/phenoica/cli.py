@@ -105,7 +105,7 @@ def pretrain(
     config: Config,
     shards: Annotated[list[Path] | None, typer.Argument(help="Shard files with the images.")] = None,
     out: _path("Folder for encoder.safetensors, log.csv and recipe.json.") = None,
-    threads: Annotated[int, typer.Option(help="Threads of the model on a CPU; they are part of the recipe.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; pretrain.threads comes first.")] = 2,
 ) -> None:
     """Train an encoder on the experiments named for pre-training; a killed run goes on where it was."""
     import torch

@@ -20,7 +20,9 @@ except PhenoicaError as error:
     raise WorkflowError(str(error)) from None
 PATHS = RunPaths.of(CONFIG)
 ENCODER = encoder_folder(CONFIG)  # of an encoder that phenoica trained, else None
-FINISHED = CONFIG["embed"]["checkpoint"] != PRETRAIN  # the workflow does not make the checkpoint itself
+TO_BE_TRAINED = (
+    [CHECKPOINT] if CONFIG["embed"]["checkpoint"] == PRETRAIN else []
+)  # what the workflow makes itself
 
 
 def log_of(step):
@@ -67,7 +69,7 @@ def training_settings():
 
 def checkpoint_version():
     """Return the hash of a finished checkpoint; random weights have none, and one that the workflow makes is an input."""
-    return sha256(CHECKPOINT) if CHECKPOINT is not None and FINISHED else ""
+    return sha256(CHECKPOINT) if CHECKPOINT is not None and not TO_BE_TRAINED else ""
 
 
 def all_cores(wildcards):

@@ -3,7 +3,7 @@ rule embed_shard:
         wells=PATHS.plates("wells.parquet"),
         plates_quarantine=PATHS.plates("quarantine.csv"),
         shards=SHARDS,
-        encoder=[] if CHECKPOINT is None or FINISHED else CHECKPOINT,
+        encoder=TO_BE_TRAINED,
     output:
         part=PATHS.part("{unit}"),
         quarantine=PATHS.part_quarantine("{unit}"),

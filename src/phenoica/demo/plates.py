@@ -101,9 +101,10 @@ def write_pretraining(
             wells = _renamed(layout.design(seed, "pretrain"), seed)
             factors = layout.factors(wells, seed, "pretrain")
             done = track(rendered(_jobs(wells, factors, size, seed)), len(wells), f"pre-training plates (seed {seed})")
-            table = [image for images, _ in done for image in images]
+            images = _images(done, [])
             with atomic_path(pretraining_shard(out_dir, seed)) as temporary:
-                _write_shard(temporary, iter(table), len(table))
+                _write_shard(temporary, images, len(wells) * layout.N_CHANNELS)
+                next(images, None)  # asking once more closes the progress bar
 
 
 def pretraining_shard(folder: str | os.PathLike, seed: int) -> Path:

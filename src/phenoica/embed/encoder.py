@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from phenoica import files
 from phenoica.config import RunPaths
 from phenoica.errors import CheckpointError
+from phenoica.openphenom import ENCODER_FILE, RECIPE_FILE
 from phenoica.plates.fetch import resolve_hub_id
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 # values of embed.checkpoint that are no file
 RANDOM, BUNDLED, PRETRAIN = "random", "bundled", "pretrain"
-ENCODER_FILE, RECIPE_FILE = "encoder.safetensors", "recipe.json"
 
 
 @dataclass(frozen=True)

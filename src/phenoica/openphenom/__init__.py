@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+# what pre-training leaves in its folder; named here because this module loads no torch
+ENCODER_FILE, RECIPE_FILE = "encoder.safetensors", "recipe.json"
+LOG_FILE, PICTURES_FILE = "log.csv", "reconstructions.npz"
+
 __all__ = ["OpenPhenom", "OpenPhenomConfig"]
 
 

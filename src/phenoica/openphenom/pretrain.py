@@ -22,7 +22,7 @@ from torch import nn
 
 from phenoica import files
 from phenoica.errors import CheckpointError, ConfigError, FitError
-from phenoica.openphenom import checkpoint
+from phenoica.openphenom import ENCODER_FILE, LOG_FILE, PICTURES_FILE, RECIPE_FILE, checkpoint
 from phenoica.openphenom.decoder import Decoder, DecoderConfig, Mask, fourier_loss, pixel_loss, random_mask
 from phenoica.openphenom.encoder import OpenPhenom, OpenPhenomConfig, unpatch
 from phenoica.progress import Progress
@@ -31,8 +31,8 @@ OPTIMIZERS = {"lion": {"betas": (0.9, 0.95)}, "adamw": {"betas": (0.9, 0.95)}}
 LOG_COLUMNS = (
     "step", "loss", "pixel_loss", "fourier_loss", "validation_loss", "learning_rate", "gradient_norm",
 )  # fmt: skip
-ENCODER_FILE, LOG_FILE, RECIPE_FILE, STATE_FILE = "encoder.safetensors", "log.csv", "recipe.json", "state.pt"
-PICTURES_FILE, PICTURES = "reconstructions.npz", 3
+STATE_FILE = "state.pt"
+PICTURES = 3  # tiles
 _STREAM_MASK, _STREAM_VALIDATION = 1, 2
 TOKEN_SD = 0.02  # of freshly drawn tokens, as in He et al. 2022
 
@@ -62,7 +62,7 @@ class Recipe:
     learning_rate
         The highest one; it rises over `warmup_steps` from 0 and falls to 0 along a cosine.
     weight_decay
-        Of matrices; biases, norms and tokens have none.
+        Of matrices and tokens; biases and norms have none.
     warmup_steps
         Steps of the rise.
     mask_ratio

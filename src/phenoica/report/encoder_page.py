@@ -19,12 +19,12 @@ import pandas as pd
 from phenoica import schema
 from phenoica.embed.encoder import encoder_folder
 from phenoica.errors import ConfigError, SchemaError
+from phenoica.openphenom import LOG_FILE, PICTURES_FILE, RECIPE_FILE
 from phenoica.report import figures, pages
 from phenoica.report.run_index import flatten
 from phenoica.report.score_page import read_scores, training
 from phenoica.score.summary import OVER_FOLDS
 
-RECIPE_FILE, LOG_FILE, PICTURES_FILE = "recipe.json", "log.csv", "reconstructions.npz"
 FILES = (RECIPE_FILE, LOG_FILE, PICTURES_FILE)
 CURVE_POINTS = 250  # of the smoothed curve; more would not be seen
 GREY_PERCENTILES = (0.5, 99.5)  # of a channel of a tile: black and white
