@@ -33,10 +33,7 @@ def well(seed: int, diameter: int = 28, size: int = 512) -> np.ndarray:
 
 def plain(images: np.ndarray) -> list[np.ndarray]:
     """Return mean, sd and percentiles with numpy's own functions; no focus and no count."""
-    return [
-        np.concatenate([[c.mean(), c.std()], np.percentile(c, [1, 5, 25, 50, 75, 95, 99])])
-        for c in images
-    ]
+    return [np.concatenate([[c.mean(), c.std()], np.percentile(c, [1, 5, 25, 50, 75, 95, 99])]) for c in images]
 
 
 def milliseconds(diameter: int) -> tuple[float, float]:

@@ -218,4 +218,3 @@ def test_shared_golden_is_the_fixture(masked, shared_golden):
     golden = np.load(shared_golden / "openphenom_golden.npz")
     np.testing.assert_array_equal(masked["reconstruction_every_5th"], golden["reconstruction_tiny"][:, ::5])
     np.testing.assert_array_equal(masked["latent_every_2nd"], golden["latent_tiny"][:, ::2])
-

@@ -363,9 +363,7 @@ def assemble(
     adata.uns[schema.UNS] = {
         **adata.uns[schema.UNS],
         "version": __version__,
-        "config_fingerprint": fingerprint(
-            config, "source", "demo", "plates", "embed", "licences", "qc", "disentangle"
-        ),
+        "config_fingerprint": fingerprint(config, "source", "demo", "plates", "embed", "licences", "qc", "disentangle"),
         "fit_experiments": np.array(record["training_experiments"], object),
     }
     schema.check(adata)

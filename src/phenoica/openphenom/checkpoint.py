@@ -385,8 +385,7 @@ def _refuse(path: Path, missing: list[str], unexpected: list[str], wrong: list[s
     if lines:
         raise CheckpointError(
             f"{path}: not an OpenPhenom checkpoint; it needs the published keys ({ENCODER_PREFIX}*; of an auto-encoder "
-            "decoder* too)\n"
-            + "\n".join(lines)
+            "decoder* too)\n" + "\n".join(lines)
         )
 
 

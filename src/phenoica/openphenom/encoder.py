@@ -132,9 +132,7 @@ def unpatch(pixels: torch.Tensor, channels: int) -> torch.Tensor:
     return cut.reshape(n, channels, grid * patch, grid * patch)
 
 
-def positional_code(
-    config: OpenPhenomConfig, dim: int | None = None, channels: int | None = None
-) -> np.ndarray:
+def positional_code(config: OpenPhenomConfig, dim: int | None = None, channels: int | None = None) -> np.ndarray:
     """Return the fixed sine-cosine positions, as wide as the encoder and for all its channels unless told otherwise.
 
     With q = dim / 4 and w_i = 10000^(-i/q), a patch in row r and column c has [sin(r w) | cos(r w) | sin(c w)
@@ -589,9 +587,7 @@ def _check_finite(embedded: torch.Tensor, precision: Precision) -> None:
         )
 
 
-def _draw(
-    name: str, shape: tuple[int, ...], config: OpenPhenomConfig, rng: np.random.Generator
-) -> np.ndarray:
+def _draw(name: str, shape: tuple[int, ...], config: OpenPhenomConfig, rng: np.random.Generator) -> np.ndarray:
     """Draw one parameter; float32 of `shape`."""
     if name == "patch_embed.proj.weight":
         value = _band_pass_filters(shape[0], config.patch_size, rng)[:, None]

@@ -180,9 +180,7 @@ def _pack(block: nn.Module, dtype: torch.dtype, last: bool) -> _Block:
         query_norm=tuple((attention_scale * weights[f"q_norm.{name}"]).to(dtype) for name in ("weight", "bias")),
         key_norm=tuple(weights[f"k_norm.{name}"].to(dtype) for name in ("weight", "bias")),
         hidden_out=_Product(scale[:, None] * weights["mlp_out_proj.weight"], out_bias, out_dtype),
-        attention_out=_Product(
-            scale[:, None] * weights["attn_out_proj.weight"], torch.zeros_like(out_bias), out_dtype
-        ),
+        attention_out=_Product(scale[:, None] * weights["attn_out_proj.weight"], torch.zeros_like(out_bias), out_dtype),
         heads=block.num_heads,
         eps=block.in_norm.eps,
         head_eps=block.q_norm.eps,

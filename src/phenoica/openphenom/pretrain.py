@@ -228,9 +228,7 @@ class Trainer:
             "hidden": mask.hidden.cpu().numpy().reshape(shape),
         }
 
-    def _pass(
-        self, tiles: np.ndarray, stream: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Mask]:
+    def _pass(self, tiles: np.ndarray, stream: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Mask]:
         """Return pixel loss, predicted pixels, true pixels and mask of tiles."""
         images = torch.from_numpy(np.ascontiguousarray(tiles)).to(self.model.device)
         patches = self.model.standardised_patches(images)
@@ -393,9 +391,7 @@ def _averaged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"step": rows[-1]["step"], **means}
 
 
-def _write_result(
-    trainer: Trainer, out_dir: Path, description: Mapping[str, Any], validation: np.ndarray
-) -> None:
+def _write_result(trainer: Trainer, out_dir: Path, description: Mapping[str, Any], validation: np.ndarray) -> None:
     with files.atomic_path(out_dir / LOG_FILE) as temporary, temporary.open("w", newline="") as handle:
         writer = csv.DictWriter(handle, LOG_COLUMNS)
         writer.writeheader()

@@ -162,9 +162,7 @@ def loss_figure(curve: dict) -> Figure:
         )  # fmt: skip
     validation = curve["validation_step"], curve["validation_loss"]
     ax.plot(*validation, "D-", color=ORANGE, ms=4.5, lw=1, label="validation, other wells")
-    ax.axhline(
-        1, color="black", lw=1, ls=(0, (4, 3)), zorder=0, label="pixel part of predicting the mean grey value"
-    )
+    ax.axhline(1, color="black", lw=1, ls=(0, (4, 3)), zorder=0, label="pixel part of predicting the mean grey value")
     ax.set_xlim(0, curve["last"] + 1)
     ax.set_ylim(top=curve["top"])
     ax.set_xlabel("step", fontsize=10)
