@@ -5,9 +5,10 @@
 Trains on the rendered images of `pretrain.demo_seeds` of config/config.yaml and scores on demo plates of another seed,
 which neither a training image nor the demo's own seed shares: the AUROC, within held-out experiments, of a linear
 discriminant on the raw embedding (odd experiments train, even ones test, and the reverse), averaged over PLK1, MTOR
-and the texture genes. One JSON line a run goes to results.jsonl below --work, which a second call takes up; the last
-line printed is one JSON object: setting -> mean and standard deviation over seeds, and the same for the random weights
-that each setting starts from (layer scale 1).
+and the texture genes; the embedding holds the means of the channels side by side, as in the demo, and their mean is
+scored beside it. One JSON line a run goes to results.jsonl below --work, which a second call takes up, and so do two
+calls side by side with different --seeds or --settings. The last line printed is one JSON object: setting -> mean and
+standard deviation over seeds, and the same for the random weights that each setting starts from (layer scale 1).
 """
 
 from __future__ import annotations
@@ -73,16 +74,22 @@ class Selection:
         self.images = _images(folder, self.wells)
 
     def score(self, model: OpenPhenom) -> dict[str, float]:
-        """Return the AUROC of PLK1 and MTOR, its mean over texture genes, and the mean over all of them."""
-        size, Z = model.config.image_size, []
+        """Return the AUROC of PLK1 and MTOR, its mean over texture genes, the mean over all, and that of the pooled."""
+        size, parts = model.config.image_size, []
         for start in range(0, len(self.images), 32):
             cut = tiles(self.images[start : start + 32], size)
             flat = np.ascontiguousarray(cut.reshape(-1, *cut.shape[2:]))
-            Z.append(model.embed(flat, batch_tiles=64).reshape(*cut.shape[:2], -1).mean(1))
-        Z = torch.cat(Z).numpy().astype(np.float64)
-        values = {gene: self._auroc(Z, gene) for gene in (*POSITIVES, *self.texture)}
-        texture = float(np.mean([values[g] for g in self.texture]))
-        return {**{g: values[g] for g in POSITIVES}, "texture": texture, "macro": float(np.mean(list(values.values())))}
+            parts.append(model.embed(flat, channelwise=True, batch_tiles=64).reshape(*cut.shape[:2], -1).mean(1))
+        Z = torch.cat(parts).numpy().astype(np.float64)
+        pooled = Z.reshape(len(Z), self.images.shape[1], -1).mean(1)
+        genes = (*POSITIVES, *self.texture)
+        values = {gene: self._auroc(Z, gene) for gene in genes}
+        return {
+            **{gene: values[gene] for gene in POSITIVES},
+            "texture": float(np.mean([values[gene] for gene in self.texture])),
+            "macro": float(np.mean(list(values.values()))),
+            "macro_pooled": float(np.mean([self._auroc(pooled, gene) for gene in genes])),
+        }
 
     def _auroc(self, Z: np.ndarray, gene: str) -> float:
         case = (self.wells[schema.PERTURBATION] == gene).to_numpy()

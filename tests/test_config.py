@@ -62,6 +62,8 @@ def test_unknown_top_level_keys_never_pass(extra):
         ("embed", {"model": {"image_size": 100}}, "image_size is 100; it must be a multiple of patch_size"),
         ("score", {"rotation_draws": 21}, "rotation_draws fits only 20"),
         ("disentangle", {"views": []}, "disentangle.views"),
+        ("pretrain", {"decoder": {"dim": 20, "heads": 4}}, "decoder.dim is 20; it must be a multiple of 8"),
+        ("pretrain", {"warmup_steps": 50, "steps": 50}, r"warmup_steps is 50; it must be below steps \(50\)"),
     ],
 )
 def test_values_that_cannot_work_are_refused_before_any_work(section, values, message):

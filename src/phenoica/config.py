@@ -95,7 +95,7 @@ def _check_sources(config: Mapping[str, Any], where: str) -> None:
 
 def _check_together(config: Mapping[str, Any], where: str) -> None:
     """Refuse values that only together are wrong, before hours of work and not after."""
-    plates, model = config["plates"], config["embed"]["model"]
+    plates, model, training = config["plates"], config["embed"]["model"], config["pretrain"]
     problems = []
     if config["embed"]["dna_channel"] not in plates["channels"]:
         problems.append(
@@ -116,9 +116,14 @@ def _check_together(config: Mapping[str, Any], where: str) -> None:
             f"embed.model.image_size is {model['image_size']}; it must be a multiple of patch_size "
             f"({model['patch_size']})"
         )
-    if config["demo"]["seed"] in config["pretrain"]["demo_seeds"]:
+    decoder = training["decoder"]
+    if decoder["dim"] % decoder["heads"] or decoder["dim"] % 8:
         problems.append(
-            f"pretrain.demo_seeds holds demo.seed ({config['demo']['seed']}); train on other seeds than the one scored"
+            f"pretrain.decoder.dim is {decoder['dim']}; it must be a multiple of 8 and of heads ({decoder['heads']})"
+        )
+    if training["warmup_steps"] >= training["steps"]:
+        problems.append(
+            f"pretrain.warmup_steps is {training['warmup_steps']}; it must be below steps ({training['steps']})"
         )
     if config["score"]["rotation_draws"] > config["disentangle"]["rotation_draws"]:
         problems.append(

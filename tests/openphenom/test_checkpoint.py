@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from phenoica.errors import CheckpointError, PhenoicaError
+from phenoica.errors import CheckpointError, ConfigError, PhenoicaError
 from phenoica.openphenom import OpenPhenom, OpenPhenomConfig, checkpoint
 
 PREFIX = "encoder.vit_backbone."
@@ -157,6 +157,27 @@ def test_weights_that_are_no_numbers_are_refused(bad, path, small):
     save_file(small, path)
     with pytest.raises(CheckpointError, match="blocks.1.in_norm.weight holds NaN or infinite"):
         checkpoint.read(path)
+
+
+def test_a_positional_code_of_no_numbers_is_called_that(path, small):
+    small[PREFIX + "pos_embed"][0, 3, 5] = float("nan")
+    save_file(small, path)
+    with pytest.raises(CheckpointError, match="pos_embed holds NaN or infinite"):
+        checkpoint.read(path)
+
+
+def test_weights_beyond_half_precision_are_not_written(path):
+    small_model = OpenPhenom.random(SMALL, 0)
+    with torch.no_grad():
+        small_model.patch_embed["proj"].weight[0, 0, 0, 0] = 1e6
+    with pytest.raises(CheckpointError, match="patch_embed.proj.weight .1 in all. .* not finite in torch.float16"):
+        checkpoint.save(small_model, path, dtype=torch.float16)
+    assert not path.exists()
+
+
+def test_more_channels_than_a_checkpoint_can_tell_are_refused():
+    with pytest.raises(ConfigError, match="max_channels is 12; it must be at most 11"):
+        OpenPhenomConfig(max_channels=12)
 
 
 def test_whole_numbers_are_refused(path, small):

@@ -105,6 +105,21 @@ def test_biases_that_the_format_has_no_place_for_stay_0(tmp_path):
     assert all(torch.equal(saved[k], v) for k, v in model.state_dict().items() if not k.startswith("decoder."))
 
 
+def test_tokens_biases_and_norms_are_not_decayed():
+    trainer = Trainer(new_auto_encoder(ENCODER, DECODER, 0), SHORT)
+    names = {id(p): n for n, p in trainer.model.named_parameters()}
+    decayed = {names[id(p)] for g in trainer.optimizer.param_groups if g["weight_decay"] for p in g["params"]}
+    assert {"patch_embed.proj.weight", "blocks.0.in_proj.weight", "decoder.decoder_pred.weight"} <= decayed
+    assert all(name.endswith("weight") and "norm" not in name for name in decayed)
+    matrices = {name for name, p in trainer.model.named_parameters() if name.endswith("weight") and p.ndim > 1}
+    assert decayed == matrices
+
+
+def test_the_last_step_still_learns(tmp_path):
+    pretrain(Noise(), ENCODER, DECODER, SHORT, tmp_path)
+    assert float(curve(tmp_path)[-1]["learning_rate"]) > 0
+
+
 def test_learning_rate_rises_and_falls_and_the_gradient_is_cut(tmp_path):
     recipe = Recipe(steps=40, batch_tiles=2, warmup_steps=10, learning_rate=1e-3, validate_every=10)
     pretrain(Noise(), ENCODER, DECODER, recipe, tmp_path)
@@ -157,14 +172,14 @@ def test_pictures_show_targets_predictions_and_the_mask(tmp_path):
     model = pretrain(Noise(), ENCODER, DECODER, SHORT, tmp_path)
     with np.load(tmp_path / "reconstructions.npz") as file:
         pictures = dict(file)
-    tiles = torch.from_numpy(Noise().validation_tiles()[:3])
-    assert pictures["predicted"].shape == (3, 2, 16, 16) and pictures["hidden"].sum((1, 2, 3)).tolist() == [6, 6, 6]
+    tiles = torch.from_numpy(Noise().validation_tiles()[:2])
+    assert pictures["predicted"].shape == (2, 2, 16, 16) and pictures["hidden"].sum((1, 2, 3)).tolist() == [6, 6]
     patches = model.standardised_patches(tiles)
     np.testing.assert_allclose(pictures["target"], unpatch(patches, 2), atol=2e-3)
     # ordering noise by what was hidden gives the same masks, so the same reconstruction
-    noise = pictures["hidden"].reshape(3, -1).astype(float)
+    noise = pictures["hidden"].reshape(2, -1).astype(float)
     again = model.reconstruct(tiles, SHORT.mask_ratio, noise)
-    assert torch.equal(again.hidden, torch.from_numpy(pictures["hidden"].reshape(3, -1)))
+    assert torch.equal(again.hidden, torch.from_numpy(pictures["hidden"].reshape(2, -1)))
     np.testing.assert_allclose(pictures["predicted"], again.images(2), atol=1e-2)
 
 
@@ -276,6 +291,27 @@ def test_tiles_are_turned_and_flipped_and_cut_anywhere(shard, monkeypatch):
     assert steps == {(a, b) for x, y in [(1, 24), (24, 1)] for a in (x, -x) for b in (y, -y)}
 
 
+def test_the_description_of_images_changes_with_them(shard):
+    path = shard()
+    whole = images_of(path).description()
+    assert images_of(path).description() == whole
+    assert whole["validation_wells"] == 8 and whole["window_wells"] == 4096
+    for options in ({"window_wells": 32}, {"validation_wells": 9}, {"plate_format": 384}):
+        assert images_of(path, **options).description() != whole
+    assert images_of(shard(small=(9,))).description()["sha256"] != whole["sha256"]  # same wells, other images
+
+
+def test_wells_without_a_channel_are_left_out_and_named(shard, capsys):
+    path = shard()
+    table = pq.read_table(path)
+    lacking = [key == "train-1/Plate1/A07_s1_2" for key in table["__key__"].to_pylist()]
+    pq.write_table(table.filter(~np.array(lacking)), path, row_group_size=10)
+    images = images_of(path)
+    assert len(images.train) + len(images.validation) == 39
+    assert "1 of 40 wells for pre-training lack one of the channels [1, 2]" in (said := capsys.readouterr().err)
+    assert "train-1_1_A07" in said
+
+
 def test_bad_wells_are_left_out_and_too_many_stop_it(shard, capsys):
     images = images_of(shard(bad=(3, 4), small=(9,)), max_bad_fraction=0.2)
     seen = {v for step in range(10) for v in values_of(images.batch(step, 8))}
@@ -319,6 +355,12 @@ def test_a_damaged_state_is_one_clear_error(tmp_path, size):
     (tmp_path / "state.pt").write_bytes(state[:size])
     with pytest.raises(CheckpointError, match="state.pt: damaged.*delete it to start anew"):
         pretrain(Noise(), ENCODER, DECODER, SHORT, tmp_path)
+
+
+def test_a_model_read_from_a_file_is_saved_with_its_decoder(tmp_path):
+    pretrain(Noise(), ENCODER, DECODER, SHORT, tmp_path)
+    OpenPhenom.from_checkpoint(tmp_path / "encoder.safetensors").save(tmp_path / "again.safetensors")
+    assert files.sha256(tmp_path / "again.safetensors") == files.sha256(tmp_path / "encoder.safetensors")
 
 
 def test_a_decoder_read_from_a_file_can_be_trained_on(tmp_path):

@@ -52,14 +52,14 @@ def part_of(section, *keys):
 
 def image_settings():
     """Return the configuration of rendering images for pre-training: nothing else makes it run again."""
-    chosen = {"demo": part_of("demo", "size", "seed"), "pretrain": part_of("pretrain", "demo_seeds")}
+    chosen = {"demo": part_of("demo", "size"), "pretrain": part_of("pretrain", "demo_seeds")}
     return json.dumps({**{key: CONFIG[key] for key in ("run", "results", "source")}, **chosen})
 
 
 def training_settings():
     """Return the configuration of training an encoder: a change of how it is used does not train it again."""
     chosen = {
-        "demo": part_of("demo", "size", "seed"),
+        "demo": part_of("demo", "size"),
         "plates": part_of("plates", "shards", "metadata", "plate_format", "channels"),
         "embed": part_of("embed", "model", "device", "max_bad_fraction", "dna_channel"),
         "pretrain": CONFIG["pretrain"],

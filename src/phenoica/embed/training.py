@@ -24,12 +24,17 @@ def trains(config: Mapping[str, Any]) -> bool:
     Raises
     ------
     ConfigError
-        If it names none, but embeds with an encoder to be trained on them.
+        If it names none, but embeds with an encoder to be trained on them; or if the demo's own seed is among them.
     """
-    images = "demo_seeds" if config["source"] == "demo" else "experiments"
+    demo = config["source"] == "demo"
+    images = "demo_seeds" if demo else "experiments"
     named = bool(config["pretrain"][images])
     if config["embed"]["checkpoint"] == PRETRAIN and not named:
         raise ConfigError(f"embed.checkpoint is {PRETRAIN!r}, but pretrain.{images} is empty; name what to train on")
+    if demo and config["demo"]["seed"] in config["pretrain"]["demo_seeds"]:
+        raise ConfigError(
+            f"pretrain.demo_seeds holds demo.seed ({config['demo']['seed']}); train on other seeds than the one scored"
+        )
     return named
 
 
@@ -117,7 +122,10 @@ def run_pretrain(shards: Sequence[Path], out: Path, config: Mapping[str, Any]) -
     )  # fmt: skip
     device = choose_device(config["embed"]["device"])
     precision = choose_precision(section["precision"], device)
-    about = {"experiments": experiments, "training_wells": len(images.train), "channels": list(channels)}
+    about = {
+        "experiments": experiments, "training_wells": len(images.train), "channels": list(channels),
+        "images": images.description(),
+    }  # fmt: skip
     pretrain(
         images, encoder, decoder, recipe, out, device=device.type, mixed=precision.name == "bfloat16",
         stored_as=section["stored_as"], about=about,

@@ -22,7 +22,7 @@ import torch
 from phenoica.errors import CheckpointError, ConfigError
 from phenoica.files import atomic_path
 from phenoica.openphenom.decoder import DecoderConfig
-from phenoica.openphenom.encoder import OpenPhenom, OpenPhenomConfig
+from phenoica.openphenom.encoder import MAX_CHANNELS, OpenPhenom, OpenPhenomConfig
 
 if TYPE_CHECKING:
     from safetensors import safe_open
@@ -35,8 +35,8 @@ _BESIDE = ("decoder_pred.", "encoder_decoder_proj.")
 # safetensors metadata: shapes do not tell the heads of the decoder's blocks
 DECODER_HEADS = "decoder_heads"
 WRAPPER_PREFIXES = ("module.", "model.")
-MAX_CHANNELS = 11
 SHOWN = 10
+NOT_FINITE = "holds NaN or infinite weights; the file cannot be used"
 
 Shape = tuple[int, ...]
 
@@ -109,11 +109,7 @@ def read_decoder(path: str | os.PathLike, encoder: OpenPhenomConfig) -> tuple[De
     """
     path = Path(path)
     with _open(path) as (entries, metadata):
-        found = {
-            _module_name(key): entry
-            for full, entry in entries.items()
-            if (key := _bare(full)).startswith(DECODER_PREFIXES)
-        }
+        found = {_module_name(key): entry for full, entry in entries.items() if _of_decoder(key := _bare(full))}
         if not found:
             raise CheckpointError(f"{path}: holds an encoder alone, no decoder; reconstructing needs the auto-encoder")
         config = _infer_decoder(found, metadata, path)
@@ -121,6 +117,18 @@ def read_decoder(path: str | os.PathLike, encoder: OpenPhenomConfig) -> tuple[De
         given = {_published_name(key): entry for key, entry in found.items()}
         _compare(path, given, expected)
         return config, {key: _load(entry, _published_name(key), path) for key, entry in found.items()}
+
+
+def has_decoder(path: str | os.PathLike) -> bool:
+    """Return whether a checkpoint holds a decoder.
+
+    Raises
+    ------
+    CheckpointError
+        If the file cannot be read.
+    """
+    with _open(Path(path)) as (entries, _):
+        return any(_of_decoder(_bare(key)) for key in entries)
 
 
 @contextlib.contextmanager
@@ -157,7 +165,8 @@ def save(model: OpenPhenom, path: str | os.PathLike, *, dtype: torch.dtype = tor
     Raises
     ------
     CheckpointError
-        If the model has a bias where the published format has no room for one.
+        If the model has a bias where the published format has no room for one, or weights that are not finite (in
+        `dtype`).
     """
     from safetensors.torch import save as to_bytes
 
@@ -166,6 +175,11 @@ def save(model: OpenPhenom, path: str | os.PathLike, *, dtype: torch.dtype = tor
     state = {ENCODER_PREFIX + key: value for key, value in unfold(weights, model.config).items()}
     state |= {_published_name(key.removeprefix("decoder.")): value for key, value in decoder.items()}
     published = {key: value.detach().to("cpu", dtype).contiguous() for key, value in state.items()}
+    broken = [key for key, value in published.items() if not torch.isfinite(value).all()]
+    if broken:
+        raise CheckpointError(
+            f"{path}: not written: {broken[0]} ({len(broken)} in all) holds weights that are not finite in {dtype}"
+        )
     metadata = {"format": "pt"}
     if model.decoder is not None:
         metadata[DECODER_HEADS] = str(model.decoder.config.heads)
@@ -348,7 +362,7 @@ def _extract(entries: Mapping[str, _Entry], path: Path) -> tuple[OpenPhenomConfi
         key = _bare(full)
         if key.startswith(ENCODER_PREFIX):
             encoder[key.removeprefix(ENCODER_PREFIX)] = entry
-        elif not key.startswith(DECODER_PREFIXES):
+        elif not _of_decoder(key):
             unexpected.append(full)
     config = _infer(encoder, path)
     given = {ENCODER_PREFIX + k: entry for k, entry in encoder.items()}
@@ -361,6 +375,10 @@ def _bare(key: str) -> str:
     while key.startswith(WRAPPER_PREFIXES):
         key = key.split(".", 1)[1]
     return key
+
+
+def _of_decoder(key: str) -> bool:
+    return key.startswith(DECODER_PREFIXES)
 
 
 def _compare(
@@ -395,7 +413,7 @@ def _load(entry: _Entry, key: str, path: Path) -> torch.Tensor:
         raise CheckpointError(f"{path}: {key} is {value.dtype}; weights must be floating-point numbers")
     value = value.to(torch.float32)
     if not torch.isfinite(value).all():
-        raise CheckpointError(f"{path}: {key} holds NaN or infinite weights; the file cannot be used")
+        raise CheckpointError(f"{path}: {key} {NOT_FINITE}")
     return value
 
 
@@ -469,6 +487,8 @@ def _position_layout(table: torch.Tensor, path: Path) -> tuple[int, int]:
     A length alone can be read in several ways, so the largest number of equal blocks decides.
     """
     if table.ndim == 3 and table.shape[0] == 1 and table.shape[1] > 1:
+        if not torch.isfinite(table).all():
+            raise CheckpointError(f"{path}: {ENCODER_PREFIX}pos_embed {NOT_FINITE}")
         rows = table[0, 1:]
         for channels in range(MAX_CHANNELS, 0, -1):
             side = round((len(rows) / channels) ** 0.5)

@@ -30,6 +30,7 @@ from phenoica.openphenom.tiling import tile_grid, tiles
 if TYPE_CHECKING:
     from phenoica.openphenom.decoder import Decoder, DecoderConfig, Mask
 
+MAX_CHANNELS = 11  # of an image; a checkpoint's positional code is read on this premise
 LAYER_NORM_EPS = 1e-6
 INSTANCE_NORM_EPS = 1e-5
 
@@ -51,7 +52,7 @@ class OpenPhenomConfig:
     heads
         Attention heads of a block.
     max_channels
-        Most channels that an image may have.
+        Most channels that an image may have, at most 11.
     mlp_ratio
         Width of a block's hidden layer over `dim`.
     layer_scale
@@ -68,7 +69,7 @@ class OpenPhenomConfig:
     dim: int = 384
     depth: int = 12
     heads: int = 6
-    max_channels: int = 11
+    max_channels: int = MAX_CHANNELS
     mlp_ratio: int = 4
     layer_scale: float = 1.0
 
@@ -81,6 +82,8 @@ class OpenPhenomConfig:
             if not known or not value > 0:
                 kind = "a whole number above 0" if whole else "a number above 0"
                 raise ConfigError(f"model.{field.name} is {value!r}; it must be {kind}")
+        if self.max_channels > MAX_CHANNELS:
+            raise ConfigError(f"model.max_channels is {self.max_channels}; it must be at most {MAX_CHANNELS}")
         if self.image_size % self.patch_size:
             raise ConfigError(
                 f"model.image_size {self.image_size} is no multiple of model.patch_size {self.patch_size}; "
@@ -288,9 +291,14 @@ class OpenPhenom(nn.Module):
         return model.to(choose_device(device)).use_precision(precision)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the weights as safetensors under the published key names (see `checkpoint.save`)."""
+        """Write the weights as safetensors under the published key names (see `checkpoint.save`).
+
+        A model that came from the checkpoint of an auto-encoder is written with its decoder.
+        """
         from phenoica.openphenom import checkpoint
 
+        if self.decoder is None and self._source is not None and checkpoint.has_decoder(self._source):
+            self._read_decoder()
         checkpoint.save(self, path)
 
     @property
@@ -319,6 +327,10 @@ class OpenPhenom(nn.Module):
         """Switch between training and evaluation, as every torch module; packed weights are dropped."""
         self._packed = None
         return super().train(mode)
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of the tokens, which timm's optimizers then decay as little as biases and norms."""
+        return {name for name, _ in self.named_parameters() if "token" in name}
 
     def tokens(self, images: np.ndarray | torch.Tensor) -> torch.Tensor:
         """Return all tokens after the last block, block by block in float32: the plain form of what `embed` packs.
@@ -502,20 +514,24 @@ class OpenPhenom(nn.Module):
         loss = pixel_loss(predicted, patches, mask.hidden)
         return Reconstruction(predicted.cpu(), patches.cpu(), mask.hidden.cpu(), latent.cpu(), float(loss))
 
-    def _usable_decoder(self, channels: int) -> Decoder:
+    def _read_decoder(self) -> Decoder:
         from phenoica.openphenom import checkpoint
 
-        if self.decoder is None:
-            if self._source is None:
-                raise CheckpointError("this model has no decoder; load an auto-encoder, or train one")
-            config, state = checkpoint.read_decoder(self._source, self.config)
-            with torch.inference_mode(False):  # weights made in inference mode could never be trained or replaced
-                self.add_decoder(config).load_state_dict(state)
-        if channels > self.decoder.config.channels:
+        if self._source is None:
+            raise CheckpointError("this model has no decoder; load an auto-encoder, or train one")
+        config, state = checkpoint.read_decoder(self._source, self.config)
+        with torch.inference_mode(False):  # weights made in inference mode could never be trained or replaced
+            decoder = self.add_decoder(config)
+            decoder.load_state_dict(state)
+        return decoder
+
+    def _usable_decoder(self, channels: int) -> Decoder:
+        decoder = self._read_decoder() if self.decoder is None else self.decoder
+        if channels > decoder.config.channels:
             raise CheckpointError(
-                f"images have {channels} channels; the decoder has weights for {self.decoder.config.channels}"
+                f"images have {channels} channels; the decoder has weights for {decoder.config.channels}"
             )
-        return self.decoder
+        return decoder
 
     def _pack(self) -> PackedBlocks:
         """Return the blocks packed for the present weights, device and precision; they are kept until one changes."""

@@ -32,7 +32,7 @@ LOG_COLUMNS = (
     "step", "loss", "pixel_loss", "fourier_loss", "validation_loss", "learning_rate", "gradient_norm",
 )  # fmt: skip
 STATE_FILE = "state.pt"
-PICTURES = 3  # tiles
+PICTURES = 2  # tiles
 _STREAM_MASK, _STREAM_VALIDATION = 1, 2
 TOKEN_SD = 0.02  # of freshly drawn tokens, as in He et al. 2022
 
@@ -62,7 +62,7 @@ class Recipe:
     learning_rate
         The highest one; it rises over `warmup_steps` from 0 and falls to 0 along a cosine.
     weight_decay
-        Of matrices and tokens; biases and norms have none.
+        Of matrices; biases, norms and tokens (class, mask, channel) have none.
     warmup_steps
         Steps of the rise.
     mask_ratio
@@ -162,8 +162,9 @@ class Trainer:
             model, opt=recipe.optimizer, lr=recipe.learning_rate, weight_decay=recipe.weight_decay,
             **OPTIMIZERS[recipe.optimizer],
         )  # fmt: skip
+        # steps are counted from 1 here, and the rate reaches 0 one step after the last
         self.schedule = CosineLRScheduler(
-            self.optimizer, t_initial=recipe.steps, lr_min=0.0, warmup_t=recipe.warmup_steps, warmup_lr_init=0.0,
+            self.optimizer, t_initial=recipe.steps + 1, lr_min=0.0, warmup_t=recipe.warmup_steps, warmup_lr_init=0.0,
             t_in_epochs=False,
         )  # fmt: skip
 
@@ -334,6 +335,7 @@ def pretrain(
         "decoder": dataclasses.asdict(decoder),
         "recipe": dataclasses.asdict(recipe),
         "mixed_precision": mixed,
+        "device": device,
         "stored_as": stored_as,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from phenoica import schema
+from phenoica import files, schema
 from phenoica.errors import ConfigError, ImageError, TooManyBadImages
 from phenoica.plates.images import decode_image
 from phenoica.plates.run import locate
 from phenoica.plates.shards import index_frame, open_shard, read_images
 
+LOCATIONS = (schema.IMAGE_SHARD, schema.IMAGE_ROW_GROUP, schema.IMAGE_ROW)  # columns that say where images are
 CHUNK_WELLS = 32  # wells that are read and decoded together
 _STREAM_SPLIT, _STREAM_ORDER, _STREAM_TILES = 1, 2, 3
 
@@ -80,11 +81,26 @@ class TrainingImages:
         split = np.random.default_rng([seed, _STREAM_SPLIT]).permutation(len(wells))
         self.validation = wells.iloc[np.sort(split[:validation_wells])].reset_index(drop=True)
         self.train = wells.iloc[np.sort(split[validation_wells:])].reset_index(drop=True)
+        self._windows = {"plate_format": plate_format, "window_wells": window_wells}
         self._window = max(1, window_wells // CHUNK_WELLS)
         self._decoded: OrderedDict[int, list[np.ndarray | None]] = OrderedDict()
         self._orders: dict[int, np.ndarray] = {}
         self._open: dict[int, object] = {}
         self._bad: dict[str, str] = {}
+
+    def description(self) -> dict[str, int | str]:
+        """Return what decides over the tiles beside the seed: validation wells, windows, and a hash.
+
+        The hash is over the wells, the places of their images and the sizes in bytes of their shards: it changes with
+        the images, though not with every byte of them.
+        """
+        places = pd.concat([self.train, self.validation])[[schema.WELL_ID, *LOCATIONS]]
+        content = [[str(p.stat().st_size) for p in self.shards], places.astype(str).to_numpy().tolist()]
+        return {
+            "validation_wells": len(self.validation),
+            **self._windows,
+            "sha256": files.sha256_of_json(content),
+        }
 
     def batch(self, step: int, size: int) -> np.ndarray:
         """Return the tiles of a step: one random tile of each well, turned and flipped at random.
@@ -153,8 +169,7 @@ class TrainingImages:
     def _read(self, wells: pd.DataFrame) -> list[np.ndarray | None]:
         """Decode wells; uint8 (C, H, W) each, of the first site, or None for a bad one."""
         wanted: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-        locations = (schema.IMAGE_SHARD, schema.IMAGE_ROW_GROUP, schema.IMAGE_ROW)
-        for well, columns in enumerate(zip(*(wells[c] for c in locations), strict=True)):
+        for well, columns in enumerate(zip(*(wells[c] for c in LOCATIONS), strict=True)):
             for image, (shard, group, row) in enumerate(zip(*columns, strict=True)):
                 wanted.setdefault((int(shard), int(group)), []).append((well, image, int(row)))
         images: list[dict[int, np.ndarray]] = [{} for _ in range(len(wells))]
@@ -220,6 +235,13 @@ def _wells(shards: Sequence[Path], experiments: Sequence[str], channels: list[in
     images = images[images["site"] == images.groupby(schema.WELL_ID)["site"].transform("min")]
     wells = pd.DataFrame({schema.WELL_ID: images[schema.WELL_ID].unique()})
     located, _ = locate(wells, images, channels)
+    incomplete = sorted(set(wells[schema.WELL_ID]) - set(located[schema.WELL_ID]))
+    if incomplete:
+        print(
+            f"warning: {len(incomplete)} of {len(wells)} wells for pre-training lack one of the channels {channels} "
+            f"and are left out: {', '.join(incomplete[:5])}{' ...' if len(incomplete) > 5 else ''}",
+            file=sys.stderr,
+        )
     return located
 
 
