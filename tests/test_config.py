@@ -58,6 +58,7 @@ def test_unknown_top_level_keys_never_pass(extra):
     [
         ("embed", {"dna_channel": 9}, "dna_channel is 9, which is not among plates.channels"),
         ("plates", {"batch_key": "plat_id"}, "batch_key is 'plat_id'; it must be an obs column"),
+        ("plates", {"missing_channels": "some"}, "missing_channels"),
         ("embed", {"model": {"dim": 100, "heads": 6}}, "dim is 100; it must be a multiple of 4 and of heads"),
         ("embed", {"model": {"image_size": 100}}, "image_size is 100; it must be a multiple of patch_size"),
         ("score", {"rotation_draws": 21}, "rotation_draws fits only 20"),
@@ -69,6 +70,13 @@ def test_unknown_top_level_keys_never_pass(extra):
 def test_values_that_cannot_work_are_refused_before_any_work(section, values, message):
     with pytest.raises(ConfigError, match=message):
         resolve({"run": "r", "source": "demo", section: values})
+
+
+@pytest.mark.parametrize("embed", [{"features": "channelwise"}, {"channelwise": True}])
+def test_channels_side_by_side_have_no_place_for_a_well_that_lacks_one(embed):
+    plates = {"missing_channels": "available_channels"}
+    with pytest.raises(ConfigError, match="no place for a well that lacks one"):
+        resolve({"run": "r", "source": "demo", "plates": plates, "embed": embed})
 
 
 def test_files_that_are_no_configuration(tmp_path):

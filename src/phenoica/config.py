@@ -107,6 +107,13 @@ def _check_together(config: Mapping[str, Any], where: str) -> None:
             f"plates.batch_key is {plates['batch_key']!r}; it must be an obs column: "
             f"{', '.join(schema_names.WELL_COLUMNS)}"
         )
+    if plates["missing_channels"] == "available_channels" and (
+        config["embed"]["features"] == "channelwise" or config["embed"]["channelwise"]
+    ):
+        problems.append(
+            "plates.missing_channels is available_channels, but embed.features or embed.channelwise keeps the channels "
+            "side by side, which has no place for a well that lacks one; use drop_well or a pooled X alone"
+        )
     if model["dim"] % model["heads"] or model["dim"] % 4:
         problems.append(
             f"embed.model.dim is {model['dim']}; it must be a multiple of 4 and of heads ({model['heads']})"

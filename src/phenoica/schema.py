@@ -48,6 +48,7 @@ IMAGE_SHARD = "image_shard"
 IMAGE_ROW_GROUP = "image_row_group"
 IMAGE_ROW = "image_row"
 IMAGE_COLUMNS = (IMAGE_SITE, IMAGE_CHANNEL, IMAGE_SHARD, IMAGE_ROW_GROUP, IMAGE_ROW)
+IMAGE_LOCATION = (IMAGE_SHARD, IMAGE_ROW_GROUP, IMAGE_ROW)  # which say where an image is
 UNIT = "unit"  # the shard whose embed job takes the well: the shard of its first image
 
 # folds.csv
@@ -56,6 +57,7 @@ BATCH_KEY_DEFAULT = EXPERIMENT
 
 # obs: what embed and qc add
 N_TILES = "n_tiles"
+MISSING_CHANNELS = "missing_channels"  # channel numbers that a well's embedding does without, "2,5"; empty: none
 CELL_COUNT = "cell_count"
 QC_ACQUISITION = "qc_acquisition"
 QC_PHENOTYPE = "qc_phenotype"

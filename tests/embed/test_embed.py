@@ -102,6 +102,38 @@ def test_missing_channels_stop_the_run_before_an_image_is_read(tiny_screen):
         run(tiny_screen, tiny_screen.config(max_bad_fraction=0.1))
 
 
+def test_wells_that_lack_channels_are_embedded_by_the_others_where_that_is_asked_for(tiny_screen):
+    keys = list(tiny_screen.images)
+    del tiny_screen.images[keys[2]]  # well 0: channel 3
+    tiny_screen.images[keys[6]] = b""  # well 1: channel 1, which counts the cells
+    tiny_screen.images[keys[10]] = tiny_screen.images[keys[10]][:40]  # and channel 5
+    for key in keys[12:18]:  # well 2: nothing is left
+        tiny_screen.images[key] = b""
+    config = tiny_screen.config()
+    config["plates"]["missing_channels"] = "available_channels"
+    adata, quarantine, _ = run(tiny_screen, config)
+    schema.check(adata)
+    ids = list(tiny_screen.raw)
+    assert set(adata.obs_names) == set(ids) - {ids[2]}
+    missing = adata.obs["missing_channels"].astype(str)
+    assert (missing[ids[0]], missing[ids[1]]) == ("3", "1,5")
+    assert (missing.drop([ids[0], ids[1]]) == "").all()
+    model = OpenPhenom.random(OpenPhenomConfig(image_size=32, patch_size=16, dim=24, depth=1, heads=2), seed=0)
+    for well, kept in ((ids[0], [0, 1, 3, 4, 5]), (ids[1], [1, 2, 3, 5]), (ids[3], range(6))):
+        images = np.ascontiguousarray(tiny_screen.raw[well][list(kept)])
+        expected = model.embed_well(images).numpy()
+        np.testing.assert_allclose(adata[well].X[0], expected, atol=1e-5)
+    measures = adata.obsm["image_measures"].loc[ids[1]]
+    lost = measures.index.str.startswith(("c1_", "c5_"))
+    assert measures[lost].isna().all() and measures[~lost].notna().all() and lost.sum() == 24
+    assert np.isnan(adata.obs.loc[ids[1], "cell_count"]) and adata.obs["cell_count"].notna().sum() == 14
+    reasons = quarantine.set_index("key")["reason"]
+    assert reasons[keys[6]] == "empty jp2 cell; fetch the shard again; the well is embedded without channel 1, 5"
+    assert reasons[keys[12]] == "empty jp2 cell; fetch the shard again"
+    strict, _, _ = run(tiny_screen, tiny_screen.config())
+    assert set(strict.obs_names) == set(ids[3:]) and (strict.obs["missing_channels"].astype(str) == "").all()
+
+
 def test_image_smaller_than_the_tile_and_mixed_sizes(tiny_screen):
     keys = list(tiny_screen.images)
     small = imagecodecs.jpeg2k_encode(np.full((16, 16), 9, np.uint8), reversible=True)

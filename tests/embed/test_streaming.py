@@ -163,7 +163,7 @@ def test_a_well_that_fails_by_accident_stops_the_loop():
         yield 0, []
 
     stream = WellReader.__new__(WellReader)
-    stream.pool, stream.ahead, stream._options = Broken(1), 1, ()
+    stream.pool, stream.ahead, stream._options, stream._channels = Broken(1), 1, (), {0: []}
     stream._whole_wells = lambda: whole(stream)
     with pytest.raises(MemoryError, match="no room"):
         list(stream)

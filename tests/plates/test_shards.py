@@ -4,13 +4,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phenoica.errors import ImageError, ShardError
 from phenoica.plates.address import format_address
 from phenoica.plates.images import decode_image
-from phenoica.plates.run import QUARANTINE_COLUMNS, locate, read_wells, run_plates
+from phenoica.plates.run import AVAILABLE_CHANNELS, QUARANTINE_COLUMNS, locate, read_wells, run_plates
 from phenoica.plates.shards import find_shards, index_frame, open_shard, parse_key, read_images
 
 
@@ -48,6 +48,63 @@ def test_lossless_image_comes_back_and_others_are_refused():
         decode_image(None)
     with pytest.raises(ImageError, match="not a JPEG 2000"):
         decode_image(imagecodecs.png_encode(image))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(64, 400), st.floats(0.1, 0.8))
+@settings(max_examples=30, deadline=None)
+def test_a_zeroed_block_is_not_trusted_though_it_decodes(seed, length, place):
+    rng = np.random.default_rng(seed)
+    image = np.clip(np.add.outer(np.arange(96), rng.integers(0, 60, 96)), 0, 255).astype(np.uint8)
+    data = imagecodecs.jpeg2k_encode(image, reversible=True, codecformat="jp2")
+    start = int(place * len(data))
+    broken = data[:start] + bytes(length) + data[start + length :]
+    with pytest.raises(ImageError, match="a hole: a run of 64 or more zero bytes"):
+        decode_image(broken)
+
+
+@pytest.mark.parametrize("level", [0, 20, 40])
+def test_dark_empty_and_sparse_images_hold_no_hole(level):
+    sparse = np.zeros((512, 512), np.uint8)
+    sparse[100:104, 300:310] = 250
+    for image in (np.zeros((512, 512), np.uint8), np.full((64, 64), 255, np.uint8), sparse):
+        for form in ("jp2", "j2k"):
+            data = imagecodecs.jpeg2k_encode(image, level=level, reversible=not level, codecformat=form)
+            assert decode_image(data).shape == image.shape
+
+
+def test_keys_are_parsed_alike_one_by_one_and_all_at_once(tmp_path):
+    keys = [
+        "gene-001/Plate1/AA02_s1_1", "gene-001/Plate10/AA02_s1_1", "x/BR00117010-13/n9_s5_2", "x_y/PlateZ/a01_s12_3",
+        "gène/Plate1/B02_s1_4", "🧬/Plate8.0/B2_s1_4", "", "gene-001/Plate1/AG01_s1_1", "gene-001/Plate1/A49_s1_1",
+        "gene-001/Plate1/AA02_s1", "a/b/c/A01_s1_1", "gene-001/Plate1/A00_s1_1", "gene-001/Plate1/A01_s1_1234567",
+        "e/Plate08/A01_s1_1", "e/Plate123_456/A01_s1_1", "e/Plate1/A01_s1_1\n", None,
+    ]  # fmt: skip
+    pq.write_table(pa.table({"__key__": keys, "jp2": [b"0"] * len(keys)}), tmp_path / "s.parquet", row_group_size=4)
+    good, bad = index_frame([tmp_path / "s.parquet"])
+    found = {(g, r): (w, s, c) for w, s, c, g, r in good[["well_id", "site", "channel", "row_group", "row"]].to_numpy()}
+    reasons = dict(zip(zip(bad["row_group"], bad["row"], strict=True), bad["reason"], strict=True))
+    for i, key in enumerate(keys):
+        try:
+            experiment, plate, address, site, channel = parse_key(key)
+        except ShardError as error:
+            assert reasons.pop((i // 4, i % 4)) == str(error)
+        else:
+            assert found.pop((i // 4, i % 4)) == (f"{experiment}_{plate}_{address}", site, channel)
+    assert not found and not reasons
+    assert good["experiment"].tolist() == [str(k).split("/")[0] for k in good["key"]]
+
+
+def test_available_channels_keeps_what_all_sites_of_a_well_have():
+    wells = pd.DataFrame({"well_id": ["e_1_A01", "e_1_A02", "e_1_A03"]})
+    present = {"e_1_A01": [(1, 1), (1, 2), (2, 2), (2, 3)], "e_1_A02": [(1, 1), (2, 2)], "e_1_A03": [(1, 3)]}
+    rows = [(f"{w}{s}{c}", w, s, c, 0, 0, 10 * s + c) for w, pairs in present.items() for s, c in pairs]
+    images = pd.DataFrame(rows, columns=["key", "well_id", "site", "channel", "shard", "row_group", "row"])
+    located, quarantine = locate(wells, images, [1, 2, 3], AVAILABLE_CHANNELS)
+    assert located["well_id"].tolist() == ["e_1_A01", "e_1_A03"]
+    assert located["image_row"].tolist() == [[12, 22], [13]] and located["image_channel"].tolist() == [[2, 2], [3]]
+    assert quarantine["well_id"].tolist() == ["e_1_A02"] * 2
+    assert quarantine["reason"].iloc[0] == "missing channel 2, 3 at site 1; the well is left out"
+    assert locate(wells, images, [1, 2, 3])[0].empty
 
 
 def test_rows_of_a_row_group_and_plain_bytes(tmp_path):

@@ -72,6 +72,7 @@ def assemble(
     joined = _join_parts(pd.Index(obs[schema.WELL_ID]), parts, description)
 
     obs[schema.N_TILES] = joined.n_tiles
+    obs[schema.MISSING_CHANNELS] = joined.missing_channels
     obs[schema.CELL_COUNT] = joined.measures.pop(schema.CELL_COUNT).to_numpy()
     obs = as_categories(obs).set_index(schema.WELL_ID)
     obsm = {schema.IMAGE_MEASURES: joined.measures.set_index(obs.index)}
@@ -142,6 +143,7 @@ class _Joined:
     by_channel: np.ndarray | None  # (wells, channels * dim) float32
     by_random: np.ndarray | None  # (wells, width) float32
     n_tiles: np.ndarray
+    missing_channels: np.ndarray  # text
     measures: pd.DataFrame
 
 
@@ -151,6 +153,7 @@ def _join_parts(well_ids: pd.Index, parts: Sequence[Path], description: Mapping[
     wide = int(description["dim"]) * len(description["channels"])
     names = [schema.CELL_COUNT, *measure_names(description["channels"])]
     embedding, n_tiles, measures = np.empty((n, width), np.float32), np.empty(n, np.int64), np.empty((n, len(names)))
+    missing = np.full(n, "", dtype=object)
     by_channel = np.empty((n, wide), np.float32) if description[CHANNELWISE] else None
     by_random = np.empty((n, width), np.float32) if description["random_baseline"] else None
     for part in parts:
@@ -162,8 +165,9 @@ def _join_parts(well_ids: pd.Index, parts: Sequence[Path], description: Mapping[
         if by_random is not None:
             by_random[at] = _rows(table, UNTRAINED, width)
         n_tiles[at] = np.asarray(table.column(schema.N_TILES))
+        missing[at] = table.column(schema.MISSING_CHANNELS).to_pylist()
         measures[at] = table.select(names).to_pandas().to_numpy()
-    return _Joined(embedding, by_channel, by_random, n_tiles, pd.DataFrame(measures, columns=names))
+    return _Joined(embedding, by_channel, by_random, n_tiles, missing, pd.DataFrame(measures, columns=names))
 
 
 def _rows(table: pa.Table, column: str, width: int) -> np.ndarray:

@@ -6,7 +6,7 @@ the model is on a GPU, so that the copy to it overlaps too).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -89,14 +89,21 @@ class TileBatch:
         uint8 (n, channels, size, size); a view of a buffer that is filled anew two batches later.
     wells
         Index of the well of each tile, (n,).
+    group
+        The group that all these wells are of.
     """
 
     tiles: torch.Tensor
     wells: np.ndarray
+    group: int = 0
 
 
-def tile_batches(prepared: Iterable[PreparedWell], batch_tiles: int, pinned: bool) -> Iterator[TileBatch]:
-    """Yield the tiles of usable wells in full batches, the last one as it comes.
+def tile_batches(
+    prepared: Iterable[PreparedWell], batch_tiles: int, pinned: bool, group_of: Callable[[int], int] = lambda well: 0
+) -> Iterator[TileBatch]:
+    """Yield the tiles of usable wells in full batches; the last one of a group, or before other channels, as it comes.
+
+    So what is in a batch with a well follows from its group alone, not from where reading began.
 
     Parameters
     ----------
@@ -106,30 +113,37 @@ def tile_batches(prepared: Iterable[PreparedWell], batch_tiles: int, pinned: boo
         Tiles of a full batch.
     pinned
         Use page-locked memory (for a GPU).
+    group_of
+        The group of a well, by its index; wells of a group come one after the other.
     """
     import torch
 
-    buffers: list[torch.Tensor] = []
+    buffers: dict[tuple[int, ...], list[torch.Tensor]] = {}  # two for each shape of a tile
     wells = np.empty(batch_tiles, np.intp)
-    filled = 0
+    filled, group, shape = 0, 0, ()
     for item in prepared:
         if item.tiles is None:
             continue
-        if not buffers:
-            shape = (batch_tiles, *item.tiles.shape[1:])
-            buffers = [torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
+        if filled and (group_of(item.well), item.tiles.shape[1:]) != (group, shape):
+            yield TileBatch(buffers[shape][0][:filled], wells[:filled].copy(), group)
+            buffers[shape].reverse()
+            filled = 0
+        group, shape = group_of(item.well), item.tiles.shape[1:]
+        if shape not in buffers:
+            size = (batch_tiles, *shape)
+            buffers[shape] = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
         taken = 0
         while taken < len(item.tiles):
             n = min(batch_tiles - filled, len(item.tiles) - taken)
-            buffers[0].numpy()[filled : filled + n] = item.tiles[taken : taken + n]
+            buffers[shape][0].numpy()[filled : filled + n] = item.tiles[taken : taken + n]
             wells[filled : filled + n] = item.well
             filled, taken = filled + n, taken + n
             if filled == batch_tiles:
-                yield TileBatch(buffers[0], wells.copy())
-                buffers.reverse()
+                yield TileBatch(buffers[shape][0], wells.copy(), group)
+                buffers[shape].reverse()
                 filled = 0
     if filled:
-        yield TileBatch(buffers[0][:filled], wells[:filled].copy())
+        yield TileBatch(buffers[shape][0][:filled], wells[:filled].copy(), group)
 
 
 def one_ahead(items: Iterator[T]) -> Iterator[T]:

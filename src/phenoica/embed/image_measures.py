@@ -47,7 +47,7 @@ def measure_names(channels: Sequence[int]) -> list[str]:
 
 
 def measure(
-    images: np.ndarray, channels: Sequence[int], *, dna_channel: int, nucleus_diameter_px: float
+    images: np.ndarray, channels: Sequence[int], *, dna_channel: int | None, nucleus_diameter_px: float
 ) -> dict[str, float]:
     """Measure one image of a well.
 
@@ -58,14 +58,14 @@ def measure(
     channels
         Their C channel numbers; they name the measures.
     dna_channel
-        The number of the channel with stained nuclei, one of `channels`.
+        The number of the channel with stained nuclei, one of `channels`; None counts nothing.
     nucleus_diameter_px
         Typical diameter of a nucleus in pixels.
 
     Returns
     -------
     dict
-        `cell_count`, and for every channel number n:
+        `cell_count` (not with `dna_channel` None), and for every channel number n:
 
         * `cn_mean`, `cn_sd`: grey values; population standard deviation.
         * `cn_p01` ... `cn_p99`: percentiles 1, 5, 25, 50, 75, 95, 99, equal to `numpy.percentile` (linear).
@@ -85,16 +85,17 @@ def measure(
     images = np.asarray(images)
     channels = [int(c) for c in channels]
     _check(images, channels, dna_channel, nucleus_diameter_px)
-    count = count_nuclei(images[channels.index(dna_channel)], nucleus_diameter_px)
+    measures: dict[str, float] = {}
+    if dna_channel is not None:
+        measures[schema.CELL_COUNT] = float(count_nuclei(images[channels.index(dna_channel)], nucleus_diameter_px))
     slopes = focus(images)
-    measures = {schema.CELL_COUNT: float(count)}
     for channel, image, slope in zip(channels, images, slopes, strict=True):
         values = (*_grey_values(image), _empty_share(image), float(slope))
         measures.update(zip((f"c{channel}_{name}" for name in PER_CHANNEL), values, strict=True))
     return measures
 
 
-def _check(images: np.ndarray, channels: list[int], dna_channel: int, diameter: float) -> None:
+def _check(images: np.ndarray, channels: list[int], dna_channel: int | None, diameter: float) -> None:
     if images.dtype != np.uint8:
         raise ImageError(f"images have the type {images.dtype}; measures take 8-bit grey values (uint8)")
     if images.ndim != 3 or len(images) != len(channels):
@@ -105,7 +106,7 @@ def _check(images: np.ndarray, channels: list[int], dna_channel: int, diameter: 
         raise ImageError(f"images are {images.shape[1]} x {images.shape[2]} px, not at least {MIN_SIDE_PX} px")
     if len(set(channels)) != len(channels):
         raise ConfigError(f"plates.channels {channels} names a channel twice")
-    if dna_channel not in channels:
+    if dna_channel is not None and dna_channel not in channels:
         raise ConfigError(f"embed.dna_channel {dna_channel} is not among plates.channels {channels}")
     if not diameter >= 2:
         raise ConfigError(f"embed.nucleus_diameter_px is {diameter}; nuclei must be at least 2 px wide")

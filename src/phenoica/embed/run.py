@@ -7,6 +7,7 @@ A thread reads the shard and fills batches of tiles, a pool of threads decodes a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,12 +17,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from phenoica import files, schema
 from phenoica.embed.batches import choose_batch_tiles, one_ahead, tile_batches
 from phenoica.embed.encoder import Encoder, load_encoder
 from phenoica.embed.image_measures import measure_names
-from phenoica.embed.wells import PreparedWell, WellReader
+from phenoica.embed.pieces import WELLS_CPU, WELLS_GPU, Pieces, made_from
+from phenoica.embed.wells import PreparedWell, WellReader, reading_order
 from phenoica.errors import TooManyBadImages
 from phenoica.plates.run import ORPHAN, QUARANTINE_COLUMNS, with_files
 from phenoica.progress import Progress
@@ -69,6 +73,9 @@ def embed_shard(
 ) -> None:
     """Embed the wells of one unit and write its part and its quarantine list.
 
+    Finished pieces are kept beside the part until it is whole: a job that was killed goes on from them, and its part is
+    the same, byte for byte, as that of an unbroken run with as many threads.
+
     Parameters
     ----------
     wells
@@ -80,10 +87,10 @@ def embed_shard(
     plates_quarantine
         quarantine.csv of the plates stage: what it found counts as bad before the first image is read.
     out_part
-        parquet: well_id, n_tiles, embedding (fixed-size list of float32), channelwise (the same, channel by channel;
-        only with `embed.channelwise`), random_embedding (by random weights; only with `embed.random_baseline`), image
-        measures; the encoder's description in the file's key-value metadata
-        under `phenoica`.
+        parquet: well_id, n_tiles, missing_channels, embedding (fixed-size list of float32), channelwise (the same,
+        channel by channel; only with `embed.channelwise`), random_embedding (by random weights; only with
+        `embed.random_baseline`), image measures; the encoder's description in the file's key-value metadata under
+        `phenoica`.
     out_quarantine
         csv of `QUARANTINE_COLUMNS` and the file of each image.
     config
@@ -106,24 +113,53 @@ def embed_shard(
     check_bad_fraction(known_bad, n_images, embed_config["max_bad_fraction"])
     encoder = load_encoder(config, len(channels), experiments=wells[schema.EXPERIMENT].unique())
     wells = wells[wells[schema.UNIT] == unit].reset_index(drop=True)
-    workers = decoding_threads(threads, on_gpu=encoder.model.device.type == "cuda")
+    on_gpu = encoder.model.device.type == "cuda"
+    order = reading_order(wells, unit)
+    piece_of = np.empty(len(wells), np.int64)
+    piece_of[order] = np.arange(len(wells)) // (WELLS_GPU if on_gpu else WELLS_CPU)
+    description = _description(encoder, config)
+    pieces = Pieces(out_part, made_from(wells, shards, config, description))
+    left = np.flatnonzero(~np.isin(piece_of, list(pieces.done)))
+
+    found = pieces.quarantine()
+
+    def checked() -> pd.DataFrame:
+        table = with_files(pd.DataFrame(found, columns=list(QUARANTINE_COLUMNS)), shards)
+        check_bad_fraction([*known_bad, *bad_images(table)], n_images, embed_config["max_bad_fraction"])
+        return table
+
+    workers = decoding_threads(threads, on_gpu)
     with ThreadPoolExecutor(workers) as pool, Progress(len(wells), f"embed shard {unit}") as progress:
+        if len(left) < len(wells):
+            print(f"embedding goes on after {len(pieces.done)} finished pieces of shard {unit}", file=sys.stderr)
+            progress.update(len(wells) - len(left))
         ahead = WELLS_AHEAD_PER_THREAD * workers
-        reader = WellReader(wells, unit, shards, encoder.tile_size, config, pool, ahead)
-        means, untrained, measures = _embed(reader, len(wells), encoder, config, progress)
-    found = with_files(pd.DataFrame(reader.quarantine, columns=list(QUARANTINE_COLUMNS)), shards)
-    check_bad_fraction([*known_bad, *bad_images(found)], n_images, embed_config["max_bad_fraction"])
-    done = sorted(measures)
-    vectors, by_channel = means.of(done), None
-    if embed_config["channelwise"] and not side_by_side(embed_config):
-        by_channel, vectors = vectors, vectors.reshape(len(done), len(channels), encoder.model.config.dim).mean(axis=1)
-    ids = [wells[schema.WELL_ID].iloc[w] for w in done]
-    rows = [measures[w] for w in done]
-    description = {**encoder.describe(), "channels": list(channels), CHANNELWISE: by_channel is not None}
-    description |= {"features": embed_config["features"], "width": vectors.shape[1]}
-    by_random = None if untrained is None else untrained.of(done)
-    write_part(out_part, ids, means.n_tiles[done], vectors, rows, description, by_channel, by_random)
-    files.write_csv(out_quarantine, found)
+        reader = WellReader(
+            wells.iloc[left].reset_index(drop=True), unit, shards, encoder.tile_size, config, pool, ahead
+        )
+        finished = _embed(reader, piece_of[left], encoder, description, config, progress)
+        with contextlib.closing(finished):
+            for number, rows, quarantine in finished:
+                found += quarantine
+                checked()
+                pieces.write(number, rows, quarantine)
+    table = checked()
+    _write_part(out_part, pieces.rows(int(piece_of.max()) + 1), wells, description)
+    files.write_csv(out_quarantine, table)
+    pieces.remove()
+
+
+def _description(encoder: Encoder, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a part says of itself: the encoder, the channels, and what its columns hold."""
+    embed_config, channels = config["embed"], config["plates"]["channels"]
+    wide = side_by_side(embed_config)
+    return {
+        **encoder.describe(),
+        "channels": list(channels),
+        CHANNELWISE: embed_config["channelwise"] and not wide,
+        "features": embed_config["features"],
+        "width": encoder.model.config.dim * (len(channels) if wide else 1),
+    }
 
 
 def side_by_side(embed_config: Mapping[str, Any]) -> bool:
@@ -141,39 +177,92 @@ def decoding_threads(threads: int, on_gpu: bool) -> int:
 
 
 def _embed(
-    reader: WellReader, n_wells: int, encoder: Encoder, config: Mapping[str, Any], progress: Progress
-) -> tuple[WellMeans, WellMeans | None, dict[int, dict[str, float]]]:
-    """Run the wells of a unit through the model; return the means of their vectors, and their image measures.
+    reader: WellReader,
+    piece_of: np.ndarray,
+    encoder: Encoder,
+    description: Mapping[str, Any],
+    config: Mapping[str, Any],
+    progress: Progress,
+) -> Iterator[tuple[int, pa.Table, list[dict[str, Any]]]]:
+    """Run wells through the model; yield each piece once all its wells are through.
 
-    Between them stand the means of the random baseline, or None if the encoder has none.
+    Yields
+    ------
+    (int, Table, list of dict)
+        The number of the piece, its rows (`_rows`) and its quarantine entries.
     """
-    n_channels, wide = len(config["plates"]["channels"]), side_by_side(config["embed"])
-    channelwise = wide or config["embed"]["channelwise"]
+    n_wells, n_channels = len(piece_of), len(description["channels"])
+    wide = side_by_side(config["embed"])
+    channelwise = wide or description[CHANNELWISE]
     model = encoder.model
-
-    def width(apart: bool) -> int:
-        return model.config.dim * (n_channels if apart else 1)
-
-    means = WellMeans(n_wells, width(channelwise))
-    untrained = None if encoder.baseline is None else WellMeans(n_wells, width(wide))
-    measures: dict[int, dict[str, float]] = {}
+    means = WellMeans(n_wells, model.config.dim * (n_channels if channelwise else 1))
+    untrained = None if encoder.baseline is None else WellMeans(n_wells, int(description["width"]))
+    usable: dict[int, PreparedWell] = {}
     batch_tiles = choose_batch_tiles(config["embed"]["batch_tiles"], model, n_channels)
-    wells = _usable(reader, encoder.tile_size, measures, progress)
-    batches = one_ahead(tile_batches(wells, batch_tiles, pinned=model.device.type == "cuda"))
+    prepared = _usable(reader, encoder.tile_size, usable, progress)
+    on_gpu = model.device.type == "cuda"
+    batches = one_ahead(tile_batches(prepared, batch_tiles, on_gpu, lambda well: int(piece_of[well])))
+    waiting = sorted(set(piece_of.tolist()), reverse=True)
+
+    def finished(number: int) -> tuple[int, pa.Table, list[dict[str, Any]]]:
+        inside = np.flatnonzero(piece_of == number)
+        ids = set(reader.wells[schema.WELL_ID].iloc[inside])
+        rows = _rows([w for w in inside if w in usable], reader.wells, means, untrained, usable, description)
+        # a copy: the reader, some wells ahead, goes on appending
+        return number, rows, [entry for entry in list(reader.quarantine) if entry[schema.WELL_ID] in ids]
+
     with contextlib.closing(batches):
         for batch in batches:
+            # a batch of a later piece means that every well of the earlier ones was read
+            while waiting[-1] < batch.group:
+                yield finished(waiting.pop())
             vectors = model.embed(batch.tiles, channelwise, batch_tiles=batch_tiles)
             means.add(batch.wells, vectors.numpy())
             if untrained is not None:
                 baseline = encoder.baseline.embed(batch.tiles, wide, batch_tiles=batch_tiles)
                 untrained.add(batch.wells, baseline.numpy())
-    return means, untrained, measures
+    while waiting:
+        yield finished(waiting.pop())
+
+
+def _rows(
+    wells: Sequence[int], frame: pd.DataFrame, means: WellMeans, untrained: WellMeans | None,
+    usable: Mapping[int, PreparedWell], description: Mapping[str, Any],
+) -> pa.Table:  # fmt: skip
+    """Return the rows of wells (indices into `frame`) as they stand in a part; there may be none."""
+    dim, width, channels = int(description["dim"]), int(description["width"]), description["channels"]
+    vectors, by_channel = means.of(wells), None
+    if description[CHANNELWISE]:
+        by_channel, vectors = vectors, vectors.reshape(len(wells), len(channels), dim).mean(axis=1)
+    missing = [",".join(map(str, usable[w].missing)) for w in wells]
+    columns = {
+        schema.WELL_ID: pa.array([frame[schema.WELL_ID].iloc[w] for w in wells], pa.string()),
+        schema.N_TILES: pa.array(means.n_tiles[wells], pa.int64()),
+        schema.MISSING_CHANNELS: pa.array(missing, pa.string()),
+        EMBEDDING: _vectors(vectors, width),
+    }
+    if by_channel is not None:
+        columns[CHANNELWISE] = _vectors(by_channel, dim * len(channels))
+    if untrained is not None:
+        columns[UNTRAINED] = _vectors(untrained.of(wells), width)
+    for name in (schema.CELL_COUNT, *measure_names(channels)):
+        columns[name] = pa.array([usable[w].measures[name] for w in wells], pa.float64())
+    return pa.table(columns)
+
+
+def _write_part(path: str | Path, rows: pa.Table, wells: pd.DataFrame, description: Mapping[str, Any]) -> None:
+    """Write the rows in the order of the wells, with the description."""
+    position = pd.Index(wells[schema.WELL_ID]).get_indexer(rows.column(schema.WELL_ID).to_pylist())
+    table = rows.take(pa.array(np.argsort(position)))
+    table = table.replace_schema_metadata({schema.UNS: json.dumps(dict(description), sort_keys=True)})
+    with files.atomic_path(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
 
 
 def _usable(
-    reader: Iterable[PreparedWell], tile_size: int, measures: dict[int, dict[str, float]], progress: Progress
+    reader: Iterable[PreparedWell], tile_size: int, usable: dict[int, PreparedWell], progress: Progress
 ) -> Iterator[PreparedWell]:
-    """Yield the wells that have tiles; note the measures of each, count all, and say once what is cropped."""
+    """Yield the wells that have tiles; note each without its tiles, count all, and say once what is cropped."""
     seen: set[tuple[int, int]] = set()
     for prepared in reader:
         progress.update()
@@ -182,7 +271,7 @@ def _usable(
         if prepared.size not in seen:
             seen.add(prepared.size)
             _say_cropped(prepared.size, tile_size)
-        measures[prepared.well] = prepared.measures
+        usable[prepared.well] = dataclasses.replace(prepared, tiles=None)
         yield prepared
 
 
@@ -214,55 +303,6 @@ def check_bad_fraction(quarantine: Sequence[Mapping[str, Any]], n_images: int, m
     )
 
 
-def write_part(
-    path: str | Path,
-    well_ids: Sequence[str],
-    n_tiles: np.ndarray,
-    embeddings: np.ndarray,
-    measures: Sequence[Mapping[str, float]],
-    description: Mapping[str, Any],
-    by_channel: np.ndarray | None = None,
-    by_random: np.ndarray | None = None,
-) -> None:
-    """Write one part; it may hold no well at all, and still has every column.
-
-    Parameters
-    ----------
-    path
-        The parquet file.
-    well_ids, n_tiles, measures
-        One entry a well.
-    embeddings
-        (wells, width).
-    description
-        `Encoder.describe`, `channels`, `features` and `width`; the same for every part of a run.
-    by_channel
-        (wells, channels * dim), or None to leave the column out.
-    by_random
-        (wells, width) of the random baseline, or None to leave the column out.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    dim, width, channels = int(description["dim"]), int(description["width"]), description["channels"]
-    columns = {
-        schema.WELL_ID: pa.array(list(well_ids), pa.string()),
-        schema.N_TILES: pa.array(n_tiles, pa.int64()),
-        EMBEDDING: _vectors(embeddings, width),
-    }
-    if by_channel is not None:
-        columns[CHANNELWISE] = _vectors(by_channel, dim * len(channels))
-    if by_random is not None:
-        columns[UNTRAINED] = _vectors(by_random, width)
-    for name in (schema.CELL_COUNT, *measure_names(channels)):
-        columns[name] = pa.array([row[name] for row in measures], pa.float64())
-    table = pa.table(columns).replace_schema_metadata({schema.UNS: json.dumps(dict(description), sort_keys=True)})
-    with files.atomic_path(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
-
-
 def _vectors(values: np.ndarray, width: int) -> Any:
     """Return (n, width) numbers as an arrow column of float32 lists of fixed size."""
-    import pyarrow as pa
-
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), pa.float32(), safe=False), width)

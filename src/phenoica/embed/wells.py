@@ -19,11 +19,11 @@ import numpy as np
 import pandas as pd
 
 from phenoica import schema
-from phenoica.embed.image_measures import measure
+from phenoica.embed.image_measures import measure, measure_names
 from phenoica.errors import ImageError
 from phenoica.openphenom.tiling import tiles
 from phenoica.plates.images import decode_image
-from phenoica.plates.run import QUARANTINE_COLUMNS
+from phenoica.plates.run import DROP_WELL, QUARANTINE_COLUMNS
 from phenoica.plates.shards import iter_images, open_shard
 
 Cell = tuple[str, bytes | None]  # the key of an image and its JPEG 2000 bytes
@@ -46,10 +46,9 @@ def plan_reads(wells: pd.DataFrame, unit: int) -> list[Read]:
     Within a read, images are in the order of their rows.
     """
     reads: dict[tuple[bool, int, int], Read] = {}
-    locations = (schema.IMAGE_SHARD, schema.IMAGE_ROW_GROUP, schema.IMAGE_ROW)
     images = [
         (int(shard), int(group), int(row), well, image)
-        for well, columns in enumerate(zip(*(wells[c] for c in locations), strict=True))
+        for well, columns in enumerate(zip(*(wells[c] for c in schema.IMAGE_LOCATION), strict=True))
         for image, (shard, group, row) in enumerate(zip(*columns, strict=True))
     ]
     for shard, group, row, well, image in sorted(images):
@@ -58,6 +57,14 @@ def plan_reads(wells: pd.DataFrame, unit: int) -> list[Read]:
         read.wells.append(well)
         read.images.append(image)
     return [reads[key] for key in sorted(reads)]
+
+
+def reading_order(wells: pd.DataFrame, unit: int) -> np.ndarray:
+    """Return the wells (indices) in the order in which the last image of each is read; int64 (wells,)."""
+    last = np.empty(len(wells), np.int64)
+    for position, well in enumerate(well for read in plan_reads(wells, unit) for well in read.wells):
+        last[well] = position
+    return np.argsort(last)
 
 
 @dataclass(frozen=True)
@@ -69,15 +76,17 @@ class PreparedWell:
     well
         Index into the wells of the unit.
     tiles
-        uint8 (tiles, channels, size, size); None if an image is bad.
+        uint8 (tiles, channels, size, size); None if the well cannot be used.
     measures
-        Image measures, averaged over sites; None if an image is bad.
+        Image measures, averaged over sites; None if the well cannot be used.
     bad
         Reason by image position, for every image that is bad.
     keys
         Key of each image.
     size
-        Height and width of the images in pixels; None if an image is bad.
+        Height and width of the images in pixels; None if the well cannot be used.
+    missing
+        Numbers of the channels that the well does without (`plates.missing_channels: available_channels`).
     """
 
     well: int
@@ -86,12 +95,16 @@ class PreparedWell:
     bad: dict[int, str]
     keys: list[str]
     size: tuple[int, int] | None = None
+    missing: tuple[int, ...] = ()
 
 
 def prepare_well(
-    well: int, cells: Sequence[Cell], tile_size: int, channels: Sequence[int], embed_config: Mapping[str, Any]
+    well: int, cells: Sequence[Cell], image_channels: Sequence[int], tile_size: int, config: Mapping[str, Any]
 ) -> PreparedWell:
     """Decode, check, measure and cut one well.
+
+    A well with a bad image cannot be used, unless the configuration embeds what channels there are: then it does
+    without the channels of its bad images, at all its sites.
 
     Parameters
     ----------
@@ -99,61 +112,71 @@ def prepare_well(
         Index into the wells of the unit.
     cells
         Key and bytes of each image, ordered by site, then channel.
+    image_channels
+        Channel number of each image.
     tile_size
         Smallest usable image side in pixels, and the side of a tile.
-    channels
-        Channel numbers of a site, in order.
-    embed_config
-        The section `embed` of the configuration.
+    config
+        The resolved configuration (`plates.channels`, `plates.missing_channels`, `embed`).
     """
-    images: list[np.ndarray] = []
+    images: dict[int, np.ndarray] = {}
     bad: dict[int, str] = {}
     for position, (_, data) in enumerate(cells):
         try:
-            images.append(decode_image(data))
+            images[position] = decode_image(data)
         except ImageError as error:
             bad[position] = str(error)
-    bad = bad or _unusable(images, tile_size)
-    keys = [key for key, _ in cells]
-    if bad:
+    keys, channels = [key for key, _ in cells], config["plates"]["channels"]
+    lost = {image_channels[position] for position in bad}
+    present = [c for c in channels if c in set(image_channels) - lost]
+    if bad and (config["plates"]["missing_channels"] == DROP_WELL or not present):
         return PreparedWell(well, None, None, bad, keys)
-    sites = np.stack(images).reshape(-1, len(channels), *images[0].shape)
+    used = {position: image for position, image in images.items() if image_channels[position] not in lost}
+    unusable = _unusable(used, tile_size)
+    if unusable:
+        return PreparedWell(well, None, None, bad | unusable, keys)
+    without = ", ".join(map(str, sorted(lost)))
+    bad = {position: f"{reason}; the well is embedded without channel {without}" for position, reason in bad.items()}
+    sites = np.stack([used[position] for position in sorted(used)])
+    sites = sites.reshape(-1, len(present), *sites.shape[1:])
     cut = np.concatenate([tiles(site, tile_size) for site in sites])
-    return PreparedWell(well, cut, well_measures(sites, channels, embed_config), {}, keys, images[0].shape)
+    measures = well_measures(sites, present, channels, config["embed"])
+    return PreparedWell(well, cut, measures, bad, keys, sites.shape[2:], tuple(c for c in channels if c not in present))
 
 
-def _unusable(images: Sequence[np.ndarray], tile_size: int) -> dict[int, str]:
-    """Return a reason for every image of a well if together they cannot be cut into tiles."""
-    shapes = sorted({image.shape for image in images})
+def _unusable(images: Mapping[int, np.ndarray], tile_size: int) -> dict[int, str]:
+    """Return a reason for every image of a well (by position) if together they cannot be cut into tiles."""
+    shapes = sorted({image.shape for image in images.values()})
     if len(shapes) > 1:
         reason = f"images of one well differ in size: {shapes}"
     elif min(shapes[0]) < tile_size:
         reason = f"image of {shapes[0]} pixels is smaller than the model's tile of {tile_size}"
     else:
         return {}
-    return dict.fromkeys(range(len(images)), reason)
+    return dict.fromkeys(images, reason)
 
 
-def well_measures(images: np.ndarray, channels: Sequence[int], embed_config: Mapping[str, Any]) -> dict[str, float]:
+def well_measures(
+    images: np.ndarray, present: Sequence[int], channels: Sequence[int], embed_config: Mapping[str, Any]
+) -> dict[str, float]:
     """Return the image measures of a well: the mean over its sites; `cell_count` is cells a site.
 
     Parameters
     ----------
     images
-        uint8 (sites, channels, H, W).
-    channels
+        uint8 (sites, present channels, H, W).
+    present
         Their channel numbers.
+    channels
+        All channel numbers of the run; what a missing one would have told is NaN, which QC and scores take for unknown.
     embed_config
         The section `embed` of the configuration.
     """
-    sites = [
-        measure(
-            site, channels, dna_channel=embed_config["dna_channel"],
-            nucleus_diameter_px=embed_config["nucleus_diameter_px"],
-        )
-        for site in images
-    ]  # fmt: skip
-    return {name: float(np.mean([s[name] for s in sites])) for name in sites[0]}
+    dna, diameter = embed_config["dna_channel"], embed_config["nucleus_diameter_px"]
+    dna = dna if dna in present else None
+    sites = [measure(site, present, dna_channel=dna, nucleus_diameter_px=diameter) for site in images]
+    names = (schema.CELL_COUNT, *measure_names(channels))
+    return {name: float(np.mean([s.get(name, np.nan) for s in sites])) for name in names}
 
 
 class WellReader:
@@ -184,7 +207,8 @@ class WellReader:
         self.wells, self.shards, self.pool, self.ahead = wells, shards, pool, ahead
         self.reads = plan_reads(wells, unit)
         self.quarantine: list[dict[str, Any]] = []
-        self._options = (tile_size, config["plates"]["channels"], config["embed"])
+        self._options = (tile_size, config)
+        self._channels = [np.asarray(v).tolist() for v in wells[schema.IMAGE_CHANNEL]]
 
     def __iter__(self) -> Iterator[PreparedWell]:
         """Yield each well once, in the order in which its last image was read."""
@@ -192,7 +216,7 @@ class WellReader:
         for well, cells in self._whole_wells():
             if len(on_the_way) == self.ahead:
                 yield self._finished(on_the_way.popleft())
-            on_the_way.append(self.pool.submit(prepare_well, well, cells, *self._options))
+            on_the_way.append(self.pool.submit(prepare_well, well, cells, self._channels[well], *self._options))
         while on_the_way:
             yield self._finished(on_the_way.popleft())
 
@@ -215,7 +239,7 @@ class WellReader:
         prepared = future.result()
         row = self.wells.iloc[prepared.well]
         for image, reason in prepared.bad.items():
-            where = (int(row[c][image]) for c in (schema.IMAGE_SHARD, schema.IMAGE_ROW_GROUP, schema.IMAGE_ROW))
+            where = (int(row[c][image]) for c in schema.IMAGE_LOCATION)
             entry = (prepared.keys[image], row[schema.WELL_ID], reason, *where)
             self.quarantine.append(dict(zip(QUARANTINE_COLUMNS, entry, strict=True)))
         return prepared

@@ -22,7 +22,6 @@ from phenoica.plates.images import decode_image
 from phenoica.plates.run import locate
 from phenoica.plates.shards import index_frame, open_shard, read_images
 
-LOCATIONS = (schema.IMAGE_SHARD, schema.IMAGE_ROW_GROUP, schema.IMAGE_ROW)  # columns that say where images are
 CHUNK_WELLS = 32  # wells that are read and decoded together
 _STREAM_SPLIT, _STREAM_ORDER, _STREAM_TILES = 1, 2, 3
 
@@ -94,7 +93,7 @@ class TrainingImages:
         The hash is over the wells, the places of their images and the sizes in bytes of their shards: it changes with
         the images, though not with every byte of them.
         """
-        places = pd.concat([self.train, self.validation])[[schema.WELL_ID, *LOCATIONS]]
+        places = pd.concat([self.train, self.validation])[[schema.WELL_ID, *schema.IMAGE_LOCATION]]
         content = [[str(p.stat().st_size) for p in self.shards], places.astype(str).to_numpy().tolist()]
         return {
             "validation_wells": len(self.validation),
@@ -169,7 +168,7 @@ class TrainingImages:
     def _read(self, wells: pd.DataFrame) -> list[np.ndarray | None]:
         """Decode wells; uint8 (C, H, W) each, of the first site, or None for a bad one."""
         wanted: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-        for well, columns in enumerate(zip(*(wells[c] for c in LOCATIONS), strict=True)):
+        for well, columns in enumerate(zip(*(wells[c] for c in schema.IMAGE_LOCATION), strict=True)):
             for image, (shard, group, row) in enumerate(zip(*columns, strict=True)):
                 wanted.setdefault((int(shard), int(group)), []).append((well, image, int(row)))
         images: list[dict[int, np.ndarray]] = [{} for _ in range(len(wells))]
@@ -223,7 +222,7 @@ def _wells(shards: Sequence[Path], experiments: Sequence[str], channels: list[in
     if not experiments:
         raise ConfigError("pretrain.experiments is empty; name the experiments that an encoder may be trained on")
     images, _ = index_frame(shards, plate_format)
-    experiment = images["key"].str.split("/", n=1).str[0]
+    experiment = images[schema.EXPERIMENT]
     absent = sorted(set(experiments) - set(experiment))
     if absent:
         raise ConfigError(
@@ -232,8 +231,8 @@ def _wells(shards: Sequence[Path], experiments: Sequence[str], channels: list[in
         )
     images = images[experiment.isin(experiments)]
     # one site a well is enough, and keeps every well equally often in the batches
-    images = images[images["site"] == images.groupby(schema.WELL_ID)["site"].transform("min")]
-    wells = pd.DataFrame({schema.WELL_ID: images[schema.WELL_ID].unique()})
+    images = images[images["site"] == images.groupby(schema.WELL_ID, observed=True)["site"].transform("min")]
+    wells = pd.DataFrame({schema.WELL_ID: images[schema.WELL_ID].unique().astype(object)})
     located, _ = locate(wells, images, channels)
     incomplete = sorted(set(wells[schema.WELL_ID]) - set(located[schema.WELL_ID]))
     if incomplete:

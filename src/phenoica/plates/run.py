@@ -21,6 +21,8 @@ from phenoica.plates.folds import assign_folds, untestable
 from phenoica.plates.metadata import read_metadata, wells_from_metadata
 from phenoica.plates.shards import find_shards, index_frame
 
+# what to do with a well that lacks a channel (plates.missing_channels)
+DROP_WELL, AVAILABLE_CHANNELS = "drop_well", "available_channels"
 ORPHAN = "image of a well without metadata; add the well to the metadata"
 QUARANTINE_COLUMNS = ("key", "well_id", "reason", "shard", "row_group", "row")
 
@@ -40,7 +42,9 @@ def truth_path(config: Mapping[str, Any]) -> Path | None:
     return RunPaths.of(config).demo_truth if config["source"] == "demo" else None
 
 
-def locate(wells: pd.DataFrame, images: pd.DataFrame, channels: list[int]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def locate(
+    wells: pd.DataFrame, images: pd.DataFrame, channels: list[int], missing_channels: str = DROP_WELL
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Join wells with the locations of their images.
 
     Parameters
@@ -51,41 +55,30 @@ def locate(wells: pd.DataFrame, images: pd.DataFrame, channels: list[int]) -> tu
         As the first frame of `index_frame`.
     channels
         The channel numbers each site must have, in the model's order; other channels are left aside.
+    missing_channels
+        drop_well leaves a well with an incomplete site out; available_channels keeps it with the channels that all its
+        sites have.
 
     Returns
     -------
     (DataFrame, DataFrame)
-        The wells with every channel at every site, with `schema.IMAGE_COLUMNS` and `unit`; and the quarantined
-        images and wells (`QUARANTINE_COLUMNS`). A well with an incomplete site is quarantined whole, under each of
-        its images.
+        The wells, in their order, with `schema.IMAGE_COLUMNS` (lists) and `unit`; and the quarantined images and wells
+        (`QUARANTINE_COLUMNS`): images of unknown wells, wells without images, and a well that is left out under each
+        of its images.
     """
-    order = {c: i for i, c in enumerate(channels)}
-    known = images[schema.WELL_ID].isin(wells[schema.WELL_ID])
-    rejected = [images[~known].assign(reason=ORPHAN)]
-    images = images[known & images["channel"].isin(order)]
-    images = images.assign(rank=images["channel"].map(order)).sort_values(
-        [schema.WELL_ID, "site", "rank"], kind="stable"
-    )
-    per_site = images.groupby([schema.WELL_ID, "site"])["channel"].agg(set)
-    lacking = {}
-    for (well, site), present in per_site[per_site.map(len) < len(channels)].items():
-        absent = ", ".join(str(c) for c in channels if c not in present)
-        lacking.setdefault(well, f"missing channel {absent} at site {site}; the well is left out")
-    incomplete = images[schema.WELL_ID].isin(lacking)
-    rejected.append(images[incomplete].assign(reason=images.loc[incomplete, schema.WELL_ID].map(lacking)))
-    images = images[~incomplete]
-    lists = images.groupby(schema.WELL_ID, sort=False).agg(
-        **{
-            schema.IMAGE_SITE: ("site", list),
-            schema.IMAGE_CHANNEL: ("channel", list),
-            schema.IMAGE_SHARD: ("shard", list),
-            schema.IMAGE_ROW_GROUP: ("row_group", list),
-            schema.IMAGE_ROW: ("row", list),
-            schema.UNIT: ("shard", "first"),
-        }
-    )
-    located = wells.merge(lists, left_on=schema.WELL_ID, right_index=True, how="inner", validate="1:1")
-    imageless = ~wells[schema.WELL_ID].isin(images[schema.WELL_ID]) & ~wells[schema.WELL_ID].isin(lacking)
+    ids = images[schema.WELL_ID].astype("category").cat
+    well = pd.Index(wells[schema.WELL_ID]).get_indexer(ids.categories)[ids.codes]
+    rejected = [images[well < 0].assign(reason=ORPHAN)]
+    rank = pd.Index(channels).get_indexer(images["channel"])
+    used = np.flatnonzero((well >= 0) & (rank >= 0))
+    used = used[np.lexsort((rank[used], images["site"].to_numpy()[used], well[used]))]
+    images, well, rank = images.iloc[used], well[used], rank[used]
+    kept, lacking = _complete(well, images["site"].to_numpy(), rank, channels, missing_channels)
+    left_out = images[~kept & np.isin(well, list(lacking))]
+    reasons = [lacking[w] for w in well[~kept & np.isin(well, list(lacking))]]
+    rejected.append(left_out.assign(reason=reasons))
+    located = _with_lists(wells, images[kept], well[kept])
+    imageless = ~np.isin(np.arange(len(wells)), well)
     rejected.append(
         pd.DataFrame({
             "key": None, schema.WELL_ID: wells.loc[imageless, schema.WELL_ID],
@@ -93,9 +86,44 @@ def locate(wells: pd.DataFrame, images: pd.DataFrame, channels: list[int]) -> tu
             "shard": -1, "row_group": -1, "row": -1,
         })
     )  # fmt: skip
-    frames = [frame[list(QUARANTINE_COLUMNS)] for frame in rejected if len(frame)]
+    text = {"key": object, schema.WELL_ID: object}
+    frames = [frame[list(QUARANTINE_COLUMNS)].astype(text) for frame in rejected if len(frame)]
     quarantine = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(QUARANTINE_COLUMNS))
-    return located.reset_index(drop=True), quarantine
+    return located, quarantine
+
+
+def _complete(
+    well: np.ndarray, site: np.ndarray, rank: np.ndarray, channels: list[int], missing_channels: str
+) -> tuple[np.ndarray, dict[int, str]]:
+    """Say which images are used, bool (n,), and why a well is left out; images are sorted by well, site, channel."""
+    starts = np.flatnonzero(np.r_[True, (np.diff(well) != 0) | (np.diff(site) != 0)]) if len(well) else np.empty(0, int)
+    stops = np.r_[starts[1:], len(well)]
+    kept = np.ones(len(well), bool)
+    lacking: dict[int, str] = {}
+    for w in np.unique(well[starts[stops - starts < len(channels)]]):
+        first, last = np.searchsorted(well, [w, w + 1])
+        present = {s: {channels[r] for r in rank[first:last][site[first:last] == s]} for s in site[first:last]}
+        common = set.intersection(*present.values())
+        if missing_channels == AVAILABLE_CHANNELS and common:
+            kept[first:last] = [channels[r] in common for r in rank[first:last]]
+            continue
+        kept[first:last] = False
+        s, there = next((s, there) for s, there in present.items() if len(there) < len(channels))
+        absent = ", ".join(str(c) for c in channels if c not in there)
+        lacking[w] = f"missing channel {absent} at site {s}; the well is left out"
+    return kept, lacking
+
+
+def _with_lists(wells: pd.DataFrame, images: pd.DataFrame, well: np.ndarray) -> pd.DataFrame:
+    """Return the wells that have images, each with the lists of its images' places; images are sorted by well."""
+    there, starts = np.unique(well, return_index=True)
+    located = wells.iloc[there].reset_index(drop=True)
+    sources = ("site", "channel", "shard", "row_group", "row")
+    for name, source in zip(schema.IMAGE_COLUMNS, sources, strict=True):
+        values = np.split(images[source].to_numpy(np.int64), starts[1:])
+        located[name] = pd.Series([v.tolist() for v in values] if len(there) else [], dtype=object)
+    located[schema.UNIT] = images["shard"].to_numpy(np.int64)[starts]
+    return located
 
 
 def units_table(wells: pd.DataFrame, folds: pd.DataFrame) -> pd.DataFrame:
@@ -135,7 +163,7 @@ def run_plates(shards: Sequence[Path], metadata_path: Path, out_dir: Path, confi
     metadata = read_metadata(metadata_path, plates["plate_format"])
     wells = wells_from_metadata(metadata, plates, config["seed"])
     images, rejected = index_frame(shards, plates["plate_format"])
-    located, quarantine = locate(wells, images, plates["channels"])
+    located, quarantine = locate(wells, images, plates["channels"], plates["missing_channels"])
     quarantine = pd.concat([f for f in (rejected, quarantine) if len(f)] or [quarantine], ignore_index=True)
     if located.empty:
         raise MetadataError(

@@ -8,12 +8,13 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from phenoica.errors import AddressError, ShardError
@@ -22,7 +23,11 @@ from phenoica.plates.address import normalise_address
 KEY = "__key__"
 JP2 = "jp2"
 ROWS_AT_A_TIME = 100
-_KEY_PATTERN = re.compile(r"^([^/]+)/(?:Plate)?([^/]+)/([A-Za-z]{1,2}\d{1,2})_s(\d+)_(\d+)$")
+# for `re` and for arrow's RE2 alike
+_KEY_PATTERN = (
+    r"^(?P<experiment>[^/]+)/(?:Plate)?(?P<plate>[^/]+)/(?P<address>[A-Za-z]{1,2}[0-9]{1,2})"
+    r"_s(?P<site>[0-9]{1,6})_(?P<channel>[0-9]{1,6})$"
+)
 
 
 def find_shards(patterns: Sequence[str], base: str | os.PathLike = ".") -> list[Path]:
@@ -50,7 +55,7 @@ def parse_key(key: str, plate_format: int = 1536) -> tuple[str, str, str, int, i
     ShardError
         If the key does not follow the layout.
     """
-    match = _KEY_PATTERN.match(key) if isinstance(key, str) else None
+    match = re.fullmatch(_KEY_PATTERN, key) if isinstance(key, str) else None
     if match is None:
         raise ShardError(f"unparsable key {key!r}; expected experiment/PlateN/ADDRESS_sSITE_CHANNEL")
     experiment, plate, address, site, channel = match.groups()
@@ -84,16 +89,6 @@ def open_shard(path: str | os.PathLike) -> pq.ParquetFile:
     return shard
 
 
-def index_keys(paths: Iterable[Path]) -> Iterator[tuple[str, int, int, int]]:
-    """Yield (key, shard number, row group, row in the row group) of every image, reading the key column only."""
-    for number, path in enumerate(paths):
-        shard = open_shard(path)
-        for group in range(shard.num_row_groups):
-            keys = shard.read_row_group(group, columns=[KEY]).column(0).to_pylist()
-            for row, key in enumerate(keys):
-                yield key, number, group, row
-
-
 def read_images(shard: pq.ParquetFile, row_group: int, rows: Sequence[int]) -> list[tuple[str, bytes | None]]:
     """Return the key and the JPEG 2000 bytes of the given rows of a row group; None for an empty cell."""
     table = shard.read_row_group(row_group, columns=[KEY, JP2]).take(pa.array(rows, pa.int64()))
@@ -123,30 +118,74 @@ def iter_images(shard: pq.ParquetFile, row_group: int, rows: Sequence[int]) -> I
 
 
 def index_frame(paths: Sequence[Path], plate_format: int = 1536) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Index all images of the shards.
+    """Index all images of the shards, reading key columns only.
 
     Returns
     -------
     (DataFrame, DataFrame)
-        The good images (key, well_id, site, channel, shard, row_group, row) and the rejected ones (key, well_id,
-        reason, shard, row_group, row): unparsable keys, and every further image of a well, site and channel.
+        The good images (key, experiment, well_id, site, channel, shard, row_group, row) and the rejected ones (key,
+        well_id, reason, shard, row_group, row): unparsable keys, and every further image of a well, site and channel.
+        Both are in the order of the shards; of the good ones, keys are arrow text, experiments and wells categories.
     """
-    good, bad = [], []
-    seen: set[tuple[str, int, int]] = set()
-    for key, number, group, row in index_keys(paths):
-        try:
-            experiment, plate, address, site, channel = parse_key(key, plate_format)
-        except ShardError as error:
-            bad.append((str(key), None, str(error), number, group, row))
-            continue
-        well = f"{experiment}_{plate}_{address}"
-        if (well, site, channel) in seen:
-            bad.append((key, well, "duplicate key; the first one is used", number, group, row))
-            continue
-        seen.add((well, site, channel))
-        good.append((key, well, site, channel, number, group, row))
-    columns = ["key", "well_id", "site", "channel", "shard", "row_group", "row"]
-    return (
-        pd.DataFrame(good, columns=columns),
-        pd.DataFrame(bad, columns=["key", "well_id", "reason", "shard", "row_group", "row"]),
-    )
+    table = pa.concat_tables([_places(number, open_shard(path)) for number, path in enumerate(paths)])
+    places = table.select(["shard", "row_group", "row"]).to_pandas()
+    keys = table.column(KEY).combine_chunks()
+    wells, parsed = _parse_keys(keys, plate_format)
+    frame = pd.concat([pd.Series(pd.array(keys, dtype=pd.ArrowDtype(pa.string())), name="key"), wells, places], axis=1)
+    again = wells.duplicated(["well_id", "site", "channel"]).to_numpy() & parsed
+    bad = frame[["key", "well_id", *places]][~parsed | again].astype({"key": object, "well_id": object})
+    bad = bad.where(bad.notna(), None)
+    bad["reason"] = [
+        "duplicate key; the first one is used" if repeated else _reason(key, plate_format)
+        for key, repeated in zip(bad["key"], again[bad.index], strict=True)
+    ]
+    bad["key"] = bad["key"].astype(str)  # an image without a key is one too
+    good = frame[parsed & ~again].astype({"site": np.int64, "channel": np.int64})
+    return good.reset_index(drop=True), bad[["key", "well_id", "reason", *places]].reset_index(drop=True)
+
+
+def _places(number: int, shard: pq.ParquetFile) -> pa.Table:
+    """Return key, shard, row group and row of every image of a shard."""
+    sizes = [shard.metadata.row_group(i).num_rows for i in range(shard.num_row_groups)]
+    rows = np.concatenate([np.arange(n, dtype=np.int32) for n in sizes] or [np.empty(0, np.int32)])
+    return pa.table({
+        KEY: shard.read(columns=[KEY]).column(0).cast(pa.string()),
+        "shard": np.full(len(rows), number, np.int32),
+        "row_group": np.repeat(np.arange(len(sizes), dtype=np.int32), sizes),
+        "row": rows,
+    })  # fmt: skip
+
+
+def _parse_keys(keys: pa.Array, plate_format: int) -> tuple[pd.DataFrame, np.ndarray]:
+    """Parse keys as `parse_key` does, all at once.
+
+    Returns
+    -------
+    (DataFrame, ndarray)
+        experiment, well_id (categories), site and channel of every key, null where it cannot be parsed; and which can
+        be, bool (n,).
+    """
+    experiment, plate, address, site, channel = pc.extract_regex(keys, _KEY_PATTERN).flatten()
+    written = address.dictionary_encode()  # an address stands in many keys and is read once
+    canonical = pa.array([_canonical(a, plate_format) for a in written.dictionary.to_pylist()], pa.string())
+    well = pc.binary_join_element_wise(experiment, plate, canonical.take(written.indices), "_")
+    columns = {
+        "experiment": experiment.dictionary_encode(), "well_id": well.dictionary_encode(),
+        "site": site.cast(pa.int32()), "channel": channel.cast(pa.int32()),
+    }  # fmt: skip
+    return pa.table(columns).to_pandas(), well.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _canonical(address: str, plate_format: int) -> str | None:
+    try:
+        return normalise_address(address, plate_format)
+    except AddressError:
+        return None
+
+
+def _reason(key: str, plate_format: int) -> str:
+    try:
+        parse_key(key, plate_format)
+    except ShardError as error:
+        return str(error)
+    raise AssertionError(f"{key!r} can be parsed")  # the two ways of parsing share their pattern
