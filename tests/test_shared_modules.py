@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pandas as pd
 import pytest
 
 from phenoica import files, schema
-from phenoica.errors import SchemaError
+from phenoica.errors import SchemaError, StorageError
 from phenoica.progress import Progress, track
 
 
@@ -31,6 +32,61 @@ def test_a_failed_folder_leaves_the_old_folder(tmp_path):
         raise RuntimeError
     assert [p.name for p in target.iterdir()] == ["two.txt"]
     assert [p.name for p in tmp_path.iterdir()] == ["d"]
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A file system of 64 kB; needs the right to mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("NO RIGHT TO MOUNT A SMALL FILE SYSTEM: what a full disk does was not tested")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_the_old_file_alone(full_disk):
+    numbers = pd.DataFrame(np.random.default_rng(0).random((300, 100)))
+    writers = {
+        "a.csv": lambda path: files.write_csv(path, numbers),
+        "a.parquet": lambda path: files.write_parquet(path, numbers.rename(columns=str)),
+        "a.h5ad": lambda path: files.write_h5ad(path, anndata.AnnData(numbers.to_numpy())),
+        "a.json": lambda path: files.write_json(path, numbers.to_numpy().tolist()),
+    }
+    for name, write in writers.items():
+        (full_disk / name).write_text("old")
+        with pytest.raises(StorageError, match=f"{name}: cannot be written: the disk is full; free some space"):
+            write(full_disk / name)
+        assert (full_disk / name).read_text() == "old"
+    assert sorted(p.name for p in full_disk.iterdir()) == sorted(writers)
+    with pytest.raises(StorageError, match="the disk is full"), files.atomic_dir(full_disk / "pages") as folder:
+        (folder / "page.html").write_text("x" * 100_000)
+    assert not (full_disk / "pages").exists()
+
+
+def test_a_folder_that_may_not_be_written_to_is_one_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="a.json: cannot be written: a part of the path is a file"):
+        files.write_json(tmp_path / "file/a.json", {})
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    root = os.geteuid() == 0  # whom no folder stops
+    lines = ["import os", "from phenoica import files", "os.seteuid(65534)" if root else ""]
+    code = "\n".join([*lines, f"files.write_json({str(closed / 'a.json')!r}, {{}})"])
+    for parent in [tmp_path, tmp_path.parent, tmp_path.parent.parent] if root else []:
+        os.chmod(parent, 0o755)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "closed/a.json: cannot be written: no permission to write there; change it" in done.stderr
+
+
+def test_other_errors_of_a_block_stay_what_they_are(tmp_path):
+    with pytest.raises(FileNotFoundError), files.atomic_path(tmp_path / "a"):
+        (tmp_path / "nothing").read_text()
 
 
 def test_sha256_of_a_file(tmp_path):

@@ -37,6 +37,10 @@ class CheckpointError(PhenoicaError):
     """A model checkpoint does not fit the model."""
 
 
+class StorageError(PhenoicaError):
+    """A result cannot be written: the disk is full, or the folder does not allow it."""
+
+
 class FetchError(PhenoicaError):
     """Weights or data cannot be fetched, or may not be."""
 

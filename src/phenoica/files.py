@@ -6,6 +6,7 @@ A file is written beside its target and renamed, so a killed run leaves no half 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -15,41 +16,80 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phenoica.errors import StorageError
+
 if TYPE_CHECKING:
     import anndata
     import pandas as pd
 
 
+# what a disk or a folder refuses -> what to do; other errors are not about writing
+_REFUSALS = {
+    errno.ENOSPC: "the disk is full; free some space, or set `results` to another one",
+    errno.EDQUOT: "the quota is used up; free some space, or set `results` to another disk",
+    errno.EACCES: "no permission to write there; change it, or set `results` to another folder",
+    errno.EPERM: "no permission to write there; change it, or set `results` to another folder",
+    errno.EROFS: "the file system is read-only; set `results` to another folder",
+    errno.EEXIST: "a part of the path is a file; set `results` to another folder",
+    errno.ENOTDIR: "a part of the path is a file; set `results` to another folder",
+}
+
+
+@contextlib.contextmanager
+def _clear_refusals(target: Path) -> Iterator[None]:
+    """Turn what a disk or folder refuses into one clear error; the old file, if any, is untouched."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        raise StorageError(f"{target}: cannot be written: {_REFUSALS[error.errno]}") from error
+
+
 @contextlib.contextmanager
 def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
-    """Yield a temporary path beside `target`; rename it onto `target` if the block succeeds, else remove it."""
+    """Yield a temporary path beside `target`; rename it onto `target` if the block succeeds, else remove it.
+
+    Raises
+    ------
+    StorageError
+        If the disk is full or the folder cannot be written to.
+    """
     target = Path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=target.suffix, dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _clear_refusals(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=target.suffix, dir=target.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def atomic_dir(target: str | os.PathLike) -> Iterator[Path]:
-    """Yield a temporary folder beside `target`; let it replace `target` if the block succeeds, else remove it."""
+    """Yield a temporary folder beside `target`; let it replace `target` if the block succeeds, else remove it.
+
+    Raises
+    ------
+    StorageError
+        If the disk is full or the folder cannot be written to.
+    """
     target = Path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield temporary
-        os.chmod(temporary, 0o777 & ~_umask())
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _clear_refusals(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            yield temporary
+            os.chmod(temporary, 0o777 & ~_umask())
+            if target.exists():
+                shutil.rmtree(target)
+            os.replace(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _umask() -> int:
