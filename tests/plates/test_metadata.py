@@ -70,7 +70,7 @@ def test_missing_columns_and_missing_file(tmp_path):
             "e_1_A01,e,1,A01,t,,,CRISPR",
             header="well_id,experiment_name,plate,address,treatment,SMILES,concentration,perturbation_type",
         )
-    with pytest.raises(MetadataError, match="no such metadata file"):
+    with pytest.raises(MetadataError, match="none.csv: no such file"):
         read_metadata(tmp_path / "none.csv")
     with pytest.raises(MetadataError, match="holds no wells"):
         read(tmp_path)

@@ -1,19 +1,27 @@
 """Reading and checking well metadata in the published RxRx3-core columns.
 
 What comes in is a csv or parquet file; what goes out is a frame of the canonical obs columns with every well's control
-status. Columns are read by name with explicit dtypes; an empty cell is null, but a gene called NA is a gene.
+status. Columns are read by name with explicit dtypes; an empty cell is null, but a gene called NA is a gene. The
+reading itself, `read_table`, knows nothing of wells and serves any table that a user brings.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import os
-from collections.abc import Mapping
+import re
+import warnings
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pandera.pandas as pa
+import pyarrow
+import pyarrow.csv
+import pyarrow.parquet
 
 from phenoica import schema
 from phenoica.errors import AddressError, MetadataError
@@ -24,6 +32,200 @@ TEXT_COLUMNS = (
 )  # fmt: skip
 LABEL = "well_type_label"  # newer files only
 MAX_LISTED = 20
+SAVE_AS = "save it as comma-separated UTF-8 text (in Excel: CSV UTF-8)"
+
+_MONTH = "(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)"
+_DATE = re.compile(
+    rf"\d{{1,2}}[-. /]{{1,2}}{_MONTH}(?:[-. /]{{1,2}}\d{{2,4}})?|{_MONTH}[-. /]\d{{1,4}}|"
+    r"\d{4}-\d\d?-\d\d?(?: 00:00:00)?|\d\d?[/.]\d\d?[/.]\d{2,4}",
+    re.IGNORECASE,
+)
+
+
+def read_table(path: str | os.PathLike, *, numbers: Callable[[str], bool] | None = None) -> pd.DataFrame:
+    """Read a table as it is written: text stays text, and only an empty cell is null.
+
+    Plate ids keep their spelling (08, 8.0, 123_456); NA, NaN, None and null are texts like any other. A csv file is
+    comma-separated UTF-8, with or without a byte order mark, with the line ends of any system; quoted cells may hold
+    commas, doubled quotes and line ends; blank lines are skipped; .gz, .bz2 and .zst are unpacked. A file that starts
+    like parquet is read as parquet: null is null there, and a number in a text column becomes its text.
+
+    Parameters
+    ----------
+    path
+        The file.
+    numbers
+        Says of a column's name whether it holds numbers: those become float64, with NaN for a cell that is empty or
+        says NA or NaN. Default: every column is text.
+
+    Returns
+    -------
+    DataFrame
+        The columns in the order of the file, names without surrounding spaces: str or None (object), or float64.
+
+    Raises
+    ------
+    MetadataError
+        If the file cannot be opened, is empty, is not UTF-8 (with the line and the byte), is separated by semicolons
+        or tabs, names a column twice or not at all, has a row with more or fewer cells than the header, or a cell
+        in a column of numbers that is none. Rows are counted from 1 below the header.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as handle:
+            start = handle.read(4)
+    except FileNotFoundError:
+        raise MetadataError(f"{path}: no such file; check the path") from None
+    except OSError as error:
+        raise MetadataError(f"{path}: cannot be opened: {error.strerror}; check its permissions") from None
+    if not start:
+        raise MetadataError(f"{path}: the file is empty; it must have a header and a row for each well")
+    is_number = numbers or (lambda _: False)
+    if start == b"PAR1" or path.suffix == ".parquet":
+        return _read_parquet(path, is_number)
+    if start == b"PK\x03\x04":
+        raise MetadataError(f"{path}: is a spreadsheet or a zip file, no text; {SAVE_AS}")
+    return _read_csv(path, is_number)
+
+
+def _read_csv(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
+    header: list[str] = []
+    try:
+        with pyarrow.input_stream(path, compression="detect") as stream:
+            records = csv.reader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""))
+            header = next((record for record in records if record), [])
+        names = _column_names(header, path)
+        types = {
+            raw: pyarrow.float64() if is_number(name) else pyarrow.string()
+            for raw, name in zip(header, names, strict=True)
+        }
+        with pyarrow.input_stream(path, compression="detect") as stream:
+            table = pyarrow.csv.read_csv(
+                stream,
+                read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=1 << 24),  # so errors name the row
+                parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+                convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=False),
+            )
+    except (UnicodeDecodeError, csv.Error, pyarrow.ArrowInvalid, OSError) as error:
+        raise MetadataError(f"{path}: {_no_utf8(path) or _no_csv(str(error), header)}") from error
+    frame = table.rename_columns(names).to_pandas()
+    for name in names:
+        if not is_number(name):
+            _check_no_nul(frame[name], path)
+            frame[name] = frame[name].astype(object).mask(frame[name] == "", None)
+    return frame
+
+
+def _read_parquet(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise MetadataError(f"{path}: not a readable parquet file ({error}); write or fetch it again") from error
+    names = _column_names(table.column_names, path)
+    columns = {}
+    for name, column in zip(names, table.columns, strict=True):
+        if is_number(name):
+            try:
+                columns[name] = column.cast(pyarrow.float64()).to_pandas()
+            except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
+                raise MetadataError(f"{path}: column {name} holds {column.type}, not numbers: {error}") from error
+        else:
+            # a float column has NaN where pandas had nothing; text of such a cell would be a gene named nan
+            values = (None if v is None or v != v else v for v in column.to_pylist())
+            columns[name] = pd.Series([v if v is None else str(v) or None for v in values], dtype=object)
+    return pd.DataFrame(columns)
+
+
+def _column_names(header: list[str], path: Path) -> list[str]:
+    """Return the names of the columns without surrounding spaces, or say what is wrong with the header."""
+    names = [name.strip() for name in header]
+    for separator, word in ((";", "semicolons"), ("\t", "tabs")):
+        if len(names) == 1 and separator in names[0]:
+            raise MetadataError(f"{path}: is separated by {word}, not by commas; {SAVE_AS}")
+    doubled = sorted({name for name in names if names.count(name) > 1 and name})
+    if doubled:
+        raise MetadataError(f"{path}: column {', '.join(doubled)} stands twice in the header; keep one of them")
+    if "" in names:
+        raise MetadataError(
+            f"{path}: column {names.index('') + 1} of {len(names)} has no name in the header; name or remove it"
+        )
+    return names
+
+
+def _no_utf8(path: Path) -> str | None:
+    """Say where a csv file stops being UTF-8 text; None if it does not."""
+    try:
+        with pyarrow.input_stream(path, compression="detect") as stream:
+            for number, line in enumerate(io.BufferedReader(stream), 1):
+                if number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                    return f"is UTF-16 text, not UTF-8; {SAVE_AS}"
+                try:
+                    line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    byte = line[error.start : error.start + 1]
+                    return (
+                        f"is not UTF-8: line {number}, byte {error.start + 1} is 0x{byte.hex().upper()} "
+                        f"({byte.decode('latin-1')!r} if the file is Latin-1); {SAVE_AS}"
+                    )
+    except OSError:  # not unpacked to the end: the caller has the reason
+        return None
+    return None
+
+
+def _no_csv(reason: str, header: list[str]) -> str:
+    """Turn what the csv reader says into the row, the column and what to do."""
+    if match := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", reason, re.DOTALL):
+        row, expected, found, text = match.groups()
+        shown = text if len(text) <= 80 else text[:80] + "..."
+        return (
+            f"row {int(row) - 1} has {found} cells and the header {expected}: {shown!r}; quote cells that hold commas "
+            "and close every quote; if it is the last row, the file may be cut off"
+        )
+    if match := re.search(r"In CSV column #(\d+): Row #(\d+): .* invalid value (.*)", reason, re.DOTALL):
+        column, row, value = match.groups()
+        return f"row {int(row) - 1}, {header[int(column)]}: {value} is no number"
+    return f"cannot be read as a csv file: {reason}"
+
+
+def _check_no_nul(values: pd.Series, path: Path) -> None:
+    with_nul = values.str.contains("\0", regex=False)
+    if with_nul.any():
+        at = int(np.flatnonzero(with_nul)[0])
+        raise MetadataError(f"{path}: row {at + 1}, {values.name}: holds a zero byte, so it is no text; {SAVE_AS}")
+
+
+def strip_spaces(frame: pd.DataFrame, columns: Collection[str], path: str | os.PathLike) -> None:
+    """Remove spaces around the texts of the given columns, in place, and warn once with examples.
+
+    A control named "DMSO " would otherwise be no control. A cell of spaces alone becomes null.
+    """
+    touched = []
+    for column in columns:
+        stripped = frame[column].str.strip()
+        differs = frame[column].notna() & (stripped != frame[column])
+        touched += [(int(row) + 1, column, frame[column].iloc[row]) for row in np.flatnonzero(differs)]
+        frame[column] = stripped.astype(object).mask(stripped.isna() | (stripped == ""), None)
+    if touched:
+        shown = ", ".join(f"row {row}, {column}: {value!r}" for row, column, value in touched[:3])
+        more = ", ..." * (len(touched) > 3)
+        warnings.warn(f"{path}: spaces around {len(touched)} labels were removed ({shown}{more})", stacklevel=2)
+
+
+def warn_dates(frame: pd.DataFrame, columns: Collection[str], path: str | os.PathLike) -> None:
+    """Warn once, with examples, of labels that look like dates: a spreadsheet writes 2-Sep for the gene SEPT2."""
+    found = {}
+    for column in columns:
+        labels = frame[column].dropna()
+        for value in labels[labels.map(lambda text: _DATE.fullmatch(text) is not None)].unique():
+            found.setdefault(value, (int(np.flatnonzero(frame[column] == value)[0]) + 1, column))
+    if found:
+        shown = ", ".join(f"{value} (row {row}, {column})" for value, (row, column) in list(found.items())[:5])
+        more = ", ..." * (len(found) > 5)
+        warnings.warn(
+            f"{path}: {len(found)} labels look like dates: {shown}{more}; a spreadsheet makes 2-Sep of the gene SEPT2 "
+            "and 1-Mar of MARCH1. They are used as they are; mend them if they are genes",
+            stacklevel=2,
+        )
 
 
 def read_metadata(path: str | os.PathLike, plate_format: int = 1536) -> pd.DataFrame:
@@ -48,9 +250,7 @@ def read_metadata(path: str | os.PathLike, plate_format: int = 1536) -> pd.DataF
         Listing every problem with its row (counted from 1 below the header).
     """
     path = Path(path)
-    if not path.is_file():
-        raise MetadataError(f"{path}: no such metadata file; set plates.metadata")
-    frame = _read(path)
+    frame = read_table(path)
     missing = [c for c in (*TEXT_COLUMNS, "concentration") if c not in frame.columns]
     if missing:
         raise MetadataError(f"{path}: columns {', '.join(missing)} are missing; present are {', '.join(frame.columns)}")
@@ -65,22 +265,6 @@ def read_metadata(path: str | os.PathLike, plate_format: int = 1536) -> pd.DataF
     frame["concentration"] = pd.to_numeric(frame["concentration"]).astype(np.float64)
     _check_ids(frame, as_written, path)
     return frame
-
-
-def _read(path: Path) -> pd.DataFrame:
-    if path.suffix == ".parquet":
-        frame = pd.read_parquet(path)
-        texts = [c for c in (*TEXT_COLUMNS, LABEL) if c in frame.columns]
-        for column in texts:
-            values = frame[column]
-            frame[column] = values.where(values.isna(), values.astype(str)).astype(object)
-    else:
-        try:
-            # every cell as text and only the empty one as null: a gene named NA, NaN or None is a gene
-            frame = pd.read_csv(path, dtype=str, keep_default_na=False, na_values=[""], encoding="utf-8-sig")
-        except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-            raise MetadataError(f"{path}: cannot be read as a UTF-8 csv file: {error}") from error
-    return frame.astype(object).where(frame.notna(), None)
 
 
 def _is_address(plate_format: int) -> Any:
