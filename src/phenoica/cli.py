@@ -323,7 +323,7 @@ def summarise(
     cfg = load(config)
     paths = RunPaths.of(cfg)
     if not folds:
-        units = pd.read_csv(paths.plates("units.csv"), dtype=str)
+        units = pd.read_csv(paths.plates("units.csv"), dtype=str, keep_default_na=False)
         folds = [paths.score_fold(k) for k in units["name"][units["kind"] == "fold"]]
     join(
         folds, [f.with_suffix(".json") for f in folds], out_parquet or paths.scores("parquet"),

@@ -132,6 +132,11 @@ def write_h5ad(target: str | os.PathLike, adata: anndata.AnnData) -> None:
         adata.write_h5ad(path, compression="gzip")
 
 
+def is_file_name(text: str) -> bool:
+    """Say whether a label can name a file or folder, so that it does not leave the folder it is put into."""
+    return bool(text) and not text.startswith(".") and not set(text) & set("/\\:\0")
+
+
 def sha256(path: str | os.PathLike) -> str:
     """Return the hexadecimal SHA-256 of a file, read in chunks."""
     digest = hashlib.sha256()

@@ -1,10 +1,12 @@
+from urllib.parse import quote
+
 import imagecodecs
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from phenoica.errors import ImageError, ShardError
@@ -22,6 +24,47 @@ def test_keys_come_back(experiment, plate, row, column, site, channel):
     address = format_address(row, column)
     key = f"{experiment}/Plate{plate}/{address}_s{site}_{channel}"
     assert parse_key(key) == (experiment, str(plate), address, site, channel)
+
+
+@given(
+    st.text(max_size=40)
+    | st.from_regex(r"[^/]*/(Plate)?[^/]*/[A-Za-z]{1,3}\d{1,3}_s\d{1,12}_\d{1,12}\s?")
+    | st.none() | st.integers() | st.binary(max_size=9) | st.floats()
+)  # fmt: skip
+@example("e/Plate1/A01_s1_1\n")
+@example("e/Plate1/A01_s\u0661_1")
+@example("e/Plate1/A01_s1_" + "9" * 5000)
+@example("e/f/Plate1/A01_s1_1")
+def test_any_key_is_parsed_whole_or_a_named_error(key):
+    try:
+        experiment, plate, address, site, channel = parse_key(key)
+    except ShardError as error:
+        assert repr(key) in str(error)
+    else:
+        again = f"{experiment}/Plate{plate}/{address}_s{site}_{channel}"
+        assert parse_key(again) == (experiment, plate, address, site, channel)
+        assert experiment and plate and "/" not in experiment + plate
+        assert key.startswith(f"{experiment}/") and key.split("/")[1] in (plate, f"Plate{plate}")
+
+
+@pytest.mark.parametrize(
+    ("key", "plate", "address"),
+    [
+        ("e/Plate1/A01_s1_1", "1", "A01"),
+        ("e/Plate10/A01_s1_1", "10", "A01"),
+        ("e/Plate08/a1_s1_1", "08", "A01"),
+        ("e/Plate123_456/AA2_s1_1", "123_456", "AA02"),
+        ("e/8.0/AF48_s1_1", "8.0", "AF48"),
+    ],
+)
+def test_plate_1_is_not_plate_10_and_ids_stay_text(key, plate, address):
+    assert parse_key(key) == ("e", plate, address, 1, 1)
+
+
+@pytest.mark.parametrize("address", ["AG01", "A49", "A00", "A001", "AAA1", "A", "01"])
+def test_keys_whose_address_no_plate_has(address):
+    with pytest.raises(ShardError, match=f"unparsable key 'e/Plate1/{address}_s1_1'"):
+        parse_key(f"e/Plate1/{address}_s1_1")
 
 
 @pytest.mark.parametrize("key", ["", "gene-001/Plate1/AA02", "gene-001/AA02_s1_1", "gene-001/Plate1/A99_s1_1", None])
@@ -76,7 +119,7 @@ def test_keys_are_parsed_alike_one_by_one_and_all_at_once(tmp_path):
     keys = [
         "gene-001/Plate1/AA02_s1_1", "gene-001/Plate10/AA02_s1_1", "x/BR00117010-13/n9_s5_2", "x_y/PlateZ/a01_s12_3",
         "gène/Plate1/B02_s1_4", "🧬/Plate8.0/B2_s1_4", "", "gene-001/Plate1/AG01_s1_1", "gene-001/Plate1/A49_s1_1",
-        "gene-001/Plate1/AA02_s1", "a/b/c/A01_s1_1", "gene-001/Plate1/A00_s1_1", "gene-001/Plate1/A01_s1_1234567",
+        "gene-001/Plate1/AA02_s1", "a/b/c/A01_s1_1", "gene-001/Plate1/A00_s1_1", "gene-001/Plate1/A01_s1_1234567890",
         "e/Plate08/A01_s1_1", "e/Plate123_456/A01_s1_1", "e/Plate1/A01_s1_1\n", None,
     ]  # fmt: skip
     pq.write_table(pa.table({"__key__": keys, "jp2": [b"0"] * len(keys)}), tmp_path / "s.parquet", row_group_size=4)
@@ -207,3 +250,60 @@ def test_sites_are_kept_in_order_and_other_channels_left_aside():
     assert located["image_row"].iloc[0] == [13, 11, 23, 21]
     assert quarantine.columns.tolist() == list(QUARANTINE_COLUMNS)
     assert quarantine.empty
+
+
+def test_plate_1_and_plate_10_of_one_experiment_stay_apart(tmp_path):
+    keys = [f"e/Plate{p}/{a}_s1_{c}" for p in ("1", "10", "123_456") for a in ("A01", "aa2") for c in (1, 2)]
+    pq.write_table(pa.table({"__key__": keys, "jp2": [b"0"] * len(keys)}), tmp_path / "0.parquet")
+    images, rejected = index_frame([tmp_path / "0.parquet"])
+    assert rejected.empty
+    counts = images.groupby("well_id").size().to_dict()
+    assert counts == {f"e_{p}_{a}": 2 for p in ("1", "10", "123_456") for a in ("A01", "AA02")}
+
+
+def test_odd_names_reach_wells_anndata_and_pages(tiny_screen):
+    """From the csv over wells.parquet and the h5ad to the plate pages, their file names and the links to them."""
+    import anndata
+
+    from phenoica import files, schema
+    from phenoica.embed.assemble import as_categories
+    from phenoica.qc.run import run_qc
+    from phenoica.report import plate_pages
+
+    names = ['say "hi", twice', "NA", "None", "</script>", "anti-TNF/IL-6", "a_b_c", "β-catenin", "🧪 drug"]
+    experiment, smiles = "β_screen 🧪", "C(=O),N |t:1,^1:2|"
+    treated = [row for row in tiny_screen.rows if row["treatment"] != "EMPTY_control"]
+    for row, name in zip(treated, names, strict=True):
+        row.update(treatment=name, gene=name, SMILES=smiles)
+    for row in tiny_screen.rows[8:]:
+        row.update(experiment_name=experiment, plate="12_34", cell_type="nan")
+        row["well_id"] = f"{experiment}_12_34_{row['address']}"
+    renamed = {k.replace("gene-002/Plate1", f"{experiment}/Plate12_34"): v for k, v in tiny_screen.images.items()}
+    tiny_screen.images = renamed
+    wells, quarantine, out = run(tiny_screen)
+    assert quarantine.empty and set(wells["plate_id"]) == {"gene-001_1", f"{experiment}_12_34"}
+    assert set(wells["treatment"]) == {"EMPTY_control", *names}
+    assert set(names) <= set(pd.read_csv(out / "design.csv", keep_default_na=False)["treatment"])
+
+    obs = as_categories(wells[list(schema.WELL_COLUMNS)]).set_index(schema.WELL_ID)
+    obs[schema.N_TILES], obs[schema.CELL_COUNT] = 4, 1.0 + np.arange(len(obs))
+    measures = {"mean": 40.0, "sd": 20.0, "saturated": 0.001, "empty": 0.02, "focus": -2.4}
+    adata = anndata.AnnData(np.eye(len(obs), 4, dtype=np.float32), obs=obs)
+    adata.obsm[schema.IMAGE_MEASURES] = pd.DataFrame({f"c1_{m}": v for m, v in measures.items()}, obs.index)
+    adata.uns[schema.UNS] = dict.fromkeys(schema.UNS_KEYS, "x")
+    files.write_h5ad(out / "x.h5ad", adata)
+    back = anndata.read_h5ad(out / "x.h5ad").obs
+    assert back["treatment"].astype(str).to_dict() == wells.set_index("well_id")["treatment"].to_dict()
+    assert set(back["smiles"].dropna()) == {smiles} and set(back["cell_type"]) == {"HUVEC", "nan"}
+
+    run_qc(out / "x.h5ad", out / "qc.parquet", out / "plates.parquet", tiny_screen.config())
+    pages, plotly = out / "report/plates", out / "report/plotly.min.js"
+    plate_pages.write_experiment(
+        out / "x.h5ad", out / "qc.parquet", out / "plates.parquet", experiment, pages / experiment, plotly
+    )
+    plate_pages.write_index(out / "plates.parquet", out / "x.h5ad", pages / "index.html")
+    page = (pages / experiment / "12_34.html").read_text(encoding="utf-8")
+    for name in names[4:]:
+        assert name in page
+    assert page.count("</script>") == page.count("<script")
+    assert f"{quote(experiment)}/12_34.html" in (pages / "index.html").read_text(encoding="utf-8")

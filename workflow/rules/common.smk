@@ -90,7 +90,7 @@ def embed_cores(wildcards):
 
 def units(kind):
     """Return the jobs of a kind (shard, experiment, fold) from units.csv, once `plates` has run."""
-    table = pd.read_csv(checkpoints.plates.get().output.units, dtype=str)
+    table = pd.read_csv(checkpoints.plates.get().output.units, dtype=str, keep_default_na=False)
     return table["name"][table["kind"] == kind].tolist()
 
 

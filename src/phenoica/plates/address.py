@@ -12,7 +12,7 @@ from phenoica.errors import AddressError
 #: plate format (number of wells) to (rows, columns)
 PLATE_SHAPES: dict[int, tuple[int, int]] = {96: (8, 12), 384: (16, 24), 1536: (32, 48)}
 
-_PATTERN = re.compile(r"^\s*([A-Za-z]{1,2})0*([1-9][0-9]?)\s*$")
+_PATTERN = re.compile(r"\s*([A-Za-z]{1,2})0*([1-9][0-9]?)\s*")
 
 
 def row_letters(row: int) -> str:
@@ -33,7 +33,7 @@ def parse_address(address: str, plate_format: int = 1536) -> tuple[int, int]:
         If the text is no address or lies outside the plate.
     """
     rows, columns = plate_shape(plate_format)
-    match = _PATTERN.match(address) if isinstance(address, str) else None
+    match = _PATTERN.fullmatch(address) if isinstance(address, str) else None
     if match is None:
         raise AddressError(f"{address!r} is no well address; expected one or two letters and a number, like AA02")
     letters = match[1].upper()

@@ -20,10 +20,11 @@ import numpy as np
 import pandas as pd
 import pandera.pandas as pa
 import pyarrow
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
-from phenoica import schema
+from phenoica import files, schema
 from phenoica.errors import AddressError, MetadataError
 from phenoica.plates.address import edge_distance, normalise_address, parse_address
 
@@ -31,6 +32,7 @@ TEXT_COLUMNS = (
     "well_id", "experiment_name", "plate", "address", "gene", "treatment", "SMILES", "perturbation_type", "cell_type",
 )  # fmt: skip
 LABEL = "well_type_label"  # newer files only
+NO_NUMBER = ("NA", "N/A", "NaN", "nan", "null", "None")  # what programs write for an empty cell of a number column
 MAX_LISTED = 20
 SAVE_AS = "save it as comma-separated UTF-8 text (in Excel: CSV UTF-8)"
 
@@ -107,12 +109,14 @@ def _read_csv(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
                 convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=False),
             )
     except (UnicodeDecodeError, csv.Error, pyarrow.ArrowInvalid, OSError) as error:
-        raise MetadataError(f"{path}: {_no_utf8(path) or _no_csv(str(error), header)}") from error
-    frame = table.rename_columns(names).to_pandas()
-    for name in names:
-        if not is_number(name):
-            _check_no_nul(frame[name], path)
-            frame[name] = frame[name].astype(object).mask(frame[name] == "", None)
+        raise MetadataError(f"{path}: {_no_text(path) or _no_csv(str(error), header)}") from error
+    texts = [name for name in names if not is_number(name)]
+    table = table.rename_columns(names)
+    if any(pyarrow.compute.any(pyarrow.compute.match_substring(table[name], "\0")).as_py() for name in texts):
+        raise MetadataError(f"{path}: {_no_text(path)}")
+    frame = table.to_pandas()
+    for name in texts:
+        frame[name] = frame[name].astype(object).mask(frame[name] == "", None)
     return frame
 
 
@@ -152,13 +156,15 @@ def _column_names(header: list[str], path: Path) -> list[str]:
     return names
 
 
-def _no_utf8(path: Path) -> str | None:
-    """Say where a csv file stops being UTF-8 text; None if it does not."""
+def _no_text(path: Path) -> str | None:
+    """Say where a csv file stops being UTF-8 text, or has a zero byte, which h5ad cannot store; None if it does not."""
     try:
         with pyarrow.input_stream(path, compression="detect") as stream:
             for number, line in enumerate(io.BufferedReader(stream), 1):
                 if number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
                     return f"is UTF-16 text, not UTF-8; {SAVE_AS}"
+                if b"\0" in line:
+                    return f"line {number}, byte {line.index(0) + 1} is zero, so it is no UTF-8 text; {SAVE_AS}"
                 try:
                     line.decode("utf-8")
                 except UnicodeDecodeError as error:
@@ -184,14 +190,9 @@ def _no_csv(reason: str, header: list[str]) -> str:
     if match := re.search(r"In CSV column #(\d+): Row #(\d+): .* invalid value (.*)", reason, re.DOTALL):
         column, row, value = match.groups()
         return f"row {int(row) - 1}, {header[int(column)]}: {value} is no number"
+    if "Empty CSV file" in reason:
+        return "the file holds no rows" if header else "the file is empty"
     return f"cannot be read as a csv file: {reason}"
-
-
-def _check_no_nul(values: pd.Series, path: Path) -> None:
-    with_nul = values.str.contains("\0", regex=False)
-    if with_nul.any():
-        at = int(np.flatnonzero(with_nul)[0])
-        raise MetadataError(f"{path}: row {at + 1}, {values.name}: holds a zero byte, so it is no text; {SAVE_AS}")
 
 
 def strip_spaces(frame: pd.DataFrame, columns: Collection[str], path: str | os.PathLike) -> None:
@@ -206,6 +207,7 @@ def strip_spaces(frame: pd.DataFrame, columns: Collection[str], path: str | os.P
         touched += [(int(row) + 1, column, frame[column].iloc[row]) for row in np.flatnonzero(differs)]
         frame[column] = stripped.astype(object).mask(stripped.isna() | (stripped == ""), None)
     if touched:
+        touched.sort(key=lambda found: found[0])
         shown = ", ".join(f"row {row}, {column}: {value!r}" for row, column, value in touched[:3])
         more = ", ..." * (len(touched) > 3)
         warnings.warn(f"{path}: spaces around {len(touched)} labels were removed ({shown}{more})", stacklevel=2)
@@ -247,7 +249,12 @@ def read_metadata(path: str | os.PathLike, plate_format: int = 1536) -> pd.DataF
     Raises
     ------
     MetadataError
-        Listing every problem with its row (counted from 1 below the header).
+        As `read_table`; else listing every problem with its row (counted from 1 below the header).
+
+    Warns
+    -----
+    UserWarning
+        If spaces around labels were removed, or genes or treatments look like dates.
     """
     path = Path(path)
     frame = read_table(path)
@@ -259,6 +266,9 @@ def read_metadata(path: str | os.PathLike, plate_format: int = 1536) -> pd.DataF
     if LABEL not in frame.columns:
         frame[LABEL] = None
     frame = frame[[*TEXT_COLUMNS, "concentration", LABEL]]
+    strip_spaces(frame, frame.columns, path)
+    warn_dates(frame, ("gene", "treatment"), path)
+    frame["concentration"] = frame["concentration"].mask(frame["concentration"].isin(NO_NUMBER), None)
     _validate(frame, path, plate_format)
     as_written = frame["address"]
     frame["address"] = [normalise_address(a, plate_format) for a in frame["address"]]
@@ -283,15 +293,21 @@ def _is_address(plate_format: int) -> Any:
 
 def _is_number() -> Any:
     return pa.Check(
-        lambda s: np.isfinite(pd.to_numeric(s, errors="coerce")), error="not a finite number", ignore_na=True
+        lambda s: np.isfinite(pd.to_numeric(s, errors="coerce")),
+        error="not a finite number; write the number alone, in the same unit in every row",
+        ignore_na=True,
     )
+
+
+def _names_a_file() -> Any:
+    return pa.Check(lambda s: s.map(files.is_file_name), error="cannot name a page; use no / \\ : and no leading dot")
 
 
 def _validate(frame: pd.DataFrame, path: Path, plate_format: int) -> None:
     required = {
         "well_id": pa.Column(object, unique=True, report_duplicates="exclude_first"),
-        "experiment_name": pa.Column(object),
-        "plate": pa.Column(object),
+        "experiment_name": pa.Column(object, _names_a_file()),
+        "plate": pa.Column(object, _names_a_file()),
         "address": pa.Column(object, _is_address(plate_format)),
         "treatment": pa.Column(object),
         "perturbation_type": pa.Column(object),
@@ -321,8 +337,12 @@ def _reason(check: str) -> str:
 
 
 def _check_ids(frame: pd.DataFrame, as_written: pd.Series, path: Path) -> None:
-    """Refuse ids that contradict their parts, and two rows of one well (also under two spellings of an address)."""
+    """Refuse ids that contradict their parts or have two meanings, and two rows of one well.
+
+    Two rows are of one well also under two spellings of its address.
+    """
     plate_id = frame["experiment_name"] + "_" + frame["plate"]
+    _check_plate_ids(frame, plate_id, path)
     expected = plate_id + "_" + frame["address"]
     other = (frame["well_id"] != expected) & (frame["well_id"] != plate_id + "_" + as_written)
     if other.any():
@@ -336,6 +356,21 @@ def _check_ids(frame: pd.DataFrame, as_written: pd.Series, path: Path) -> None:
         at = int(np.flatnonzero(doubled)[0])
         raise MetadataError(
             f"{path}: row {at + 1}: well {expected.iloc[at]} stands more than once; keep one row for each well"
+        )
+
+
+def _check_plate_ids(frame: pd.DataFrame, plate_id: pd.Series, path: Path) -> None:
+    """Refuse two plates of one id: plate 123_456 of experiment e would be taken for plate 456 of experiment e_123."""
+    plates = pd.DataFrame({"id": plate_id, "experiment": frame["experiment_name"], "plate": frame["plate"]})
+    plates = plates.drop_duplicates()
+    doubled = plates[plates["id"].duplicated(keep=False)]
+    if len(doubled):
+        name = doubled["id"].iloc[0]
+        one, other = doubled.index[doubled["id"] == name][:2]
+        raise MetadataError(
+            f"{path}: rows {one + 1} and {other + 1}: plate {frame['plate'][one]!r} of experiment "
+            f"{frame['experiment_name'][one]!r} and plate {frame['plate'][other]!r} of experiment "
+            f"{frame['experiment_name'][other]!r} have one and the same id {name!r}; rename one of them"
         )
 
 

@@ -26,7 +26,7 @@ ROWS_AT_A_TIME = 100
 # for `re` and for arrow's RE2 alike
 _KEY_PATTERN = (
     r"^(?P<experiment>[^/]+)/(?:Plate)?(?P<plate>[^/]+)/(?P<address>[A-Za-z]{1,2}[0-9]{1,2})"
-    r"_s(?P<site>[0-9]{1,6})_(?P<channel>[0-9]{1,6})$"
+    r"_s(?P<site>[0-9]{1,9})_(?P<channel>[0-9]{1,9})$"
 )
 
 

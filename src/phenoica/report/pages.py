@@ -80,7 +80,7 @@ def file_name(text: str, what: str) -> str:
     SchemaError
         If it is no safe name: it would leave the report folder.
     """
-    if not text or text.startswith(".") or set(text) & set("/\\:\0"):
+    if not files.is_file_name(text):
         raise SchemaError(f"{what} {text!r} cannot name a page; rename it in the metadata (no slash, no leading dot)")
     return text
 

@@ -79,7 +79,7 @@ def is_scored(paths: RunPaths) -> bool:
     """
     if not paths.plates("units.csv").is_file():
         raise SchemaError(f"{paths.plates('units.csv')}: no such file; run `phenoica plates`")
-    units = pd.read_csv(paths.plates("units.csv"), dtype=str)
+    units = pd.read_csv(paths.plates("units.csv"), dtype=str, keep_default_na=False)
     return bool((units["kind"] == "fold").any()) and paths.scores("txt").exists()
 
 
