@@ -143,6 +143,44 @@ def fetch_model(
         print(f"{file.path}  sha256 {file.sha256}")
 
 
+@app.command("fetch-data")
+def fetch_data(
+    config: Config,
+    revision: Annotated[str | None, typer.Option(help="Commit, 40 hex digits. Default: hub.data.revision.")] = None,
+    shards: Annotated[str | None, typer.Option(help="Shards by number, such as 0-3,7. Default: all.")] = None,
+    experiments: Annotated[
+        list[str] | None,
+        typer.Option(help="Only shards that hold such experiments, such as 'compound-*'; may be repeated."),
+    ] = None,
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", help="The published embeddings instead of the image shards.")
+    ] = False,
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="You accept the licence of the data (or hub.data.accept_licence).")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List files, sizes and places; fetch nothing.")] = False,
+) -> None:
+    """Fetch a published data set's metadata and shards from the Hugging Face hub, or from HF_ENDPOINT's mirror."""
+    from phenoica.plates import fetch_data as data
+
+    cfg = load(config)
+    print(f"licence of {cfg['hub']['data']['repo']}: {data.data_licence(cfg)}", flush=True)
+    plan = data.plan_data(
+        cfg, revision=revision, shards=shards, experiments=experiments or (), embeddings=embeddings,
+        accept_licence=accept_licence, dry_run=dry_run,
+    )  # fmt: skip
+    missing = [plan.missing(file) for file in plan.files]
+    total = sum(file.size for file in plan.files)
+    print(f"{len(plan.files)} files, {total / 1e9:.2f} GB; still to fetch {sum(missing) / 1e9:.2f} GB", flush=True)
+    if dry_run:
+        for file, rest in zip(plan.files, missing, strict=True):
+            print(f"{file.place}  {file.size / 1e9:.3f} GB{'' if rest else ', there'}")
+        data.check_space(plan)
+        return
+    for number, file in enumerate(data.fetch_data(plan), 1):
+        print(f"{number}/{len(plan.files)}  {file.path}  sha256 {file.sha256}", flush=True)
+
+
 @app.command()
 def plates(
     config: Config,

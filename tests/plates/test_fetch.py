@@ -24,6 +24,7 @@ from phenoica.plates.fetch import fetch, fetch_model, receipt_path, resolve_hub_
 
 REPO = "cells/encoder"
 COMMIT, OTHER = "ab" * 20, "cd" * 20
+LARGE = (".safetensors", ".parquet")  # kept apart by the hub, with the SHA-256 of their content
 LICENCE = "for looking at, not for selling"
 ROOT = Path(__file__).resolve().parents[2]
 Request = namedtuple("Request", "method path range authorization")
@@ -57,6 +58,30 @@ class Hub(http.server.ThreadingHTTPServer):
     def handle_error(self, request, client_address):
         """A client that hangs up is no error of the server."""
 
+    def api(self, path: str, commit: str = COMMIT) -> object:
+        """Answer what the client asks of the hub's API: the state of a data set, and the list of its files."""
+        repo, _, rest = re.fullmatch("api/(datasets/[^/]+/[^/]+)(/(.*))?", path).groups()
+        known = {name.partition("/resolve/") for name in self.files if name.startswith(f"{repo}/resolve/")}
+        commits = {tail.partition("/")[0]: repo for _, _, tail in known}
+        if not commits:
+            return None
+        if not rest or rest.startswith("revision/"):
+            wanted = rest.partition("/")[2] if rest else commit
+            return {"id": repo[9:], "sha": wanted, "siblings": [], "private": False} if wanted in commits else None
+        wanted = rest.split("/")[1]
+        folders, entries = set(), []
+        for _, _, tail in sorted(known):
+            at, _, name = tail.partition("/")
+            content = self.files[f"{repo}/resolve/{tail}"]
+            if at == wanted:
+                lfs = {"oid": sha256(content), "size": len(content), "pointerSize": 134}
+                oid = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+                entry = {"type": "file", "path": name, "size": len(content), "oid": oid}
+                entries.append(entry | ({"lfs": lfs} if name.endswith(LARGE) else {}))
+                folders |= {str(parent) for parent in Path(name).parents} - {"."}
+        entries += [{"type": "directory", "path": folder, "oid": "0" * 40} for folder in sorted(folders)]
+        return entries if wanted in commits else None
+
     def add(self, name: str, content: bytes, commit: str = COMMIT, repo: str = REPO) -> None:
         self.files[f"{repo}/resolve/{commit}/{name}"] = content
 
@@ -83,10 +108,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def reply(self, body: bool) -> None:
-        hub, path = self.server, self.path.lstrip("/")
+        hub, path = self.server, self.path.lstrip("/").partition("?")[0]
         hub.requests.append(Request(self.command, path, self.headers["Range"], self.headers["Authorization"]))
         if hub.answer:
             return self.head(hub.answer[0], {"Content-Length": "0", **hub.answer[1]})
+        if path.startswith("api/"):
+            return self.send_json(hub.api(path))
         if path.startswith("cdn/"):
             content = next(c for c in hub.files.values() if sha256(c) == path[4:])
             return self.send(content, sha256(content), body)
@@ -96,20 +123,28 @@ class Handler(http.server.BaseHTTPRequestHandler):
             code = "EntryNotFound" if known else "RevisionNotFound"
             return self.head(404, {"Content-Length": "0", "X-Error-Code": code})
         content = hub.files[path]
-        if path.endswith((".safetensors", ".parquet")):
+        if path.endswith(LARGE):
             linked = {"X-Linked-Etag": f'"{sha256(content)}"', "X-Linked-Size": str(len(content)), "ETag": '"x"'}
             where = {"Location": f"{hub.cdn}/cdn/{sha256(content)}", "Content-Length": "0", "X-Repo-Commit": commit}
             return self.head(302, linked | where)
         git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
         return self.send(content, git, body, {"X-Repo-Commit": commit})
 
+    def send_json(self, value: object) -> None:
+        if value is None:
+            return self.head(404, {"Content-Length": "0", "X-Error-Code": "RevisionNotFound"})
+        content = json.dumps(value).encode()
+        self.head(200, {"Content-Length": str(len(content)), "Content-Type": "application/json"})
+        self.wfile.write(content)
+
     def send(self, content: bytes, etag: str, body: bool, more: dict[str, str] | None = None) -> None:
-        first = int(re.fullmatch(r"bytes=(\d+)-", self.headers["Range"] or "bytes=0-")[1])
-        rest = content[first:]
+        first, last = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or "bytes=0-").groups()
+        first, last = int(first), int(last or len(content) - 1)
+        rest = content[first : last + 1]
         headers = {"Content-Length": str(len(rest)), "ETag": f'"{etag}"', **(more or {})}
-        if first:
-            headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        self.head(206 if first else 200, headers)
+        if self.headers["Range"]:
+            headers["Content-Range"] = f"bytes {first}-{first + len(rest) - 1}/{len(content)}"
+        self.head(206 if self.headers["Range"] else 200, headers)
         if not body:
             return
         if self.server.spoil:

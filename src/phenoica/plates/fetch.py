@@ -1,4 +1,4 @@
-"""Fetch published weights (and data sets) from the Hugging Face hub or a mirror of it.
+"""Fetch published weights and files of data sets from the Hugging Face hub or a mirror of it.
 
 Comes in: a repository, the commit to take, file names, and the user's word that the licence is accepted. Goes out:
 verified files in huggingface's own cache and, where wanted, at a place of the user's, each with a receipt beside it.
@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from phenoica import __version__, files
@@ -43,7 +43,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REPOSITORY = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LONGEST_REPOSITORY = 96
-_CLIENT = {"library_name": "phenoica", "library_version": __version__}
+CLIENT = {"library_name": "phenoica", "library_version": __version__}
 _NOT_STATED = "not stated"  # the default of licences.weights
 
 RepoType = Literal["model", "dataset"]
@@ -87,7 +87,7 @@ class Source:
         if not _COMMIT.fullmatch(self.revision):
             raise ConfigError(
                 f"revision {self.revision!r} of {self.repo_id} is no commit; give its 40 hexadecimal digits "
-                "(a branch or tag may move, and the same command would then fetch other weights)"
+                "(a branch or tag may move, and the same command would then fetch other files)"
             )
 
 
@@ -134,6 +134,7 @@ def fetch(
     repo_type: RepoType = "model",
     sha256: Mapping[str, str] | None = None,
     optional: Collection[str] = (),
+    setting: str = "hub.accept_licence",
 ) -> list[FetchedFile]:
     """Fetch files of one commit, verify them and put them where they are wanted.
 
@@ -157,6 +158,8 @@ def fetch(
         hash of a small one.
     optional
         Names that may be missing from the repository.
+    setting
+        The key of the configuration that accepts the terms, for the refusal.
 
     Returns
     -------
@@ -175,26 +178,31 @@ def fetch(
     source = Source(repo_id, revision, repo_type)
     source.check()
     if not accepted:
-        raise FetchError(
-            f"{repo_id} has terms to accept: {licence}. Read them at {source.page}, then run again with "
-            "--accept-licence, or set hub.accept_licence: true in the configuration"
-        )
+        refuse(source, licence, setting)
     pinned = dict(sha256 or {})
     fetched = []
     for filename, target in targets.items():
         place = None if target is None else Path(target)
-        with _readable_errors(source, filename):
-            found = _cached(source, filename)
+        with readable_errors(source, filename):
+            found = _in_place(place, source, filename, licence) or _cached(source, filename)
             if found is None:
                 found = _from_hub(source, filename, place, pinned.get(filename), filename in optional)
             if found is None:
                 continue
-            digest = files.sha256(found)
+            digest = _digest(found)
             _check_pin(digest, pinned.get(filename), source, filename)
             if place is not None:
                 _place(found, digest, place, source, filename, licence)
         fetched.append(FetchedFile(filename, place or found, digest))
     return fetched
+
+
+def refuse(source: Source, licence: str, setting: str) -> NoReturn:
+    """Raise FetchError: the terms of a repository are not accepted."""
+    raise FetchError(
+        f"{source.repo_id} has terms to accept: {licence}. Read them at {source.page}, then run again with "
+        f"--accept-licence, or set {setting}: true in the configuration"
+    )
 
 
 def fetch_model(
@@ -314,7 +322,7 @@ def resolve_hub_id(text: str | os.PathLike) -> Path:
 
 def _cached_weights(repo: str) -> dict[str, Path]:
     """Return the weights of a repository in huggingface's cache, by commit."""
-    found = (_cache_folder(repo, "model") / "snapshots").glob(f"*/{WEIGHTS}")
+    found = (cache_folder(repo, "model") / "snapshots").glob(f"*/{WEIGHTS}")
     return {path.parent.name: path for path in found if path.is_file()}
 
 
@@ -322,11 +330,41 @@ def _is_repository(text: str) -> bool:
     return len(text) <= _LONGEST_REPOSITORY and _REPOSITORY.fullmatch(text) is not None
 
 
-def _cache_folder(repo_id: str, repo_type: RepoType) -> Path:
+def cache_folder(repo_id: str, repo_type: RepoType) -> Path:
+    """Return the folder of a repository in huggingface's cache; it need not exist."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
     return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo_id, repo_type=repo_type)
+
+
+def blob_path(source: Source, digest: str) -> Path:
+    """Return where huggingface's cache holds the content of a file of this hash, `.incomplete` added while it comes."""
+    return cache_folder(source.repo_id, source.repo_type) / "blobs" / digest
+
+
+def is_placed(target: Path, source: Source, filename: str, size: int) -> bool:
+    """Say whether a file of this size stands at its place with a receipt of this commit; nothing is hashed."""
+    known = {"repository": source.repo_id, "revision": source.revision, "file": filename}
+    return target.is_file() and target.stat().st_size == size and known.items() <= _receipt(target).items()
+
+
+def _in_place(target: Path | None, source: Source, filename: str, licence: str) -> Path | None:
+    """Return the target if it is this file of a data set, by receipt and hash, also if the cache was emptied since.
+
+    Weights are looked for in the cache first, because `owner/name` in a configuration means the file there.
+    """
+    if target is None or source.repo_type != "dataset" or not target.is_file():
+        return None
+    receipt = _receipt(target)
+    known = _record(source, filename, receipt.get("sha256", ""), licence).items() <= receipt.items()
+    return target if known and files.sha256(target) == receipt["sha256"] else None
+
+
+def _digest(found: Path) -> str:
+    """Return the SHA-256 of a verified file; the cache has hashed a large one just now and named it after that."""
+    name = found.resolve().name if found.is_symlink() else ""
+    return name if _SHA256.fullmatch(name) else files.sha256(found)
 
 
 def _cached(source: Source, filename: str) -> Path | None:
@@ -357,7 +395,7 @@ def _from_hub(source: Source, filename: str, place: Path | None, pinned: str | N
     }  # fmt: skip
     url = hf_hub_url(**where)
     try:
-        metadata = get_hf_file_metadata(url, endpoint=endpoint(), **_CLIENT)
+        metadata = get_hf_file_metadata(url, endpoint=endpoint(), **CLIENT)
     except EntryNotFoundError:
         if optional:
             return None
@@ -367,14 +405,14 @@ def _from_hub(source: Source, filename: str, place: Path | None, pinned: str | N
         _check_pin(digest, pinned, source, filename)  # before hours of transfer, not after
     if place is not None:
         _check_target(place, digest)
-    folder = _cache_folder(source.repo_id, source.repo_type)
-    blob, lock = folder / "blobs" / digest, folder.parent / ".locks" / folder.name / f"{digest}.lock"
+    folder, blob = cache_folder(source.repo_id, source.repo_type), blob_path(source, digest)
+    lock = folder.parent / ".locks" / folder.name / f"{digest}.lock"
     blob.parent.mkdir(parents=True, exist_ok=True)
     lock.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):  # the hub's own lock: its programs wait for us, and we for them
         if not blob.exists() or not _hash_is(blob, digest):
             _download(url, blob, metadata.size, source, filename)
-    return Path(hf_hub_download(**where, **_CLIENT))  # the content is there: this only links it into the snapshot
+    return Path(hf_hub_download(**where, **CLIENT))  # the content is there: this only links it into the snapshot
 
 
 def _announced_hash(metadata: HfFileMetadata, source: Source, filename: str) -> str:
@@ -408,7 +446,7 @@ def _download(url: str, blob: Path, size: int, source: Source, filename: str) ->
             f"{part.parent}: {filename} needs {(size - done) / 1e9:.2f} GB more and {free / 1e9:.2f} GB are free; "
             "make room, or set HF_HOME to a folder on a larger disk"
         )
-    headers = build_hf_headers(**_CLIENT)
+    headers = build_hf_headers(**CLIENT)
     headers["Accept-Encoding"] = "identity"  # a byte range of a compressed stream would be another range
     with part.open("r+b" if done else "wb") as handle:
         handle.seek(done)
@@ -460,18 +498,27 @@ def _check_target(target: Path, digest: str) -> None:
         return
     if _receipt(target).get("sha256") != files.sha256(target):
         raise FetchError(
-            f"{target} exists and is not what phenoica put there; it is left as it is. "
-            "Move it away, or name another place with --out"
+            f"{target} exists and is not what phenoica put there, or was changed since; it is left as it is. "
+            "Move it away, or name another place (--out; hub.data.folder for a data set)"
         )
 
 
 def _place(found: Path, digest: str, target: Path, source: Source, filename: str, licence: str) -> None:
     """Link or copy a verified file to its place and write the receipt."""
-    _check_target(target, digest)
-    if not target.exists() or not _hash_is(target, digest):
-        with files.atomic_path(target) as temporary:
-            _link_or_copy(found.resolve(), temporary)
-    record = {
+    if not (target.exists() and target.samefile(found)):  # a hard link of the cache is the verified file itself
+        _check_target(target, digest)
+        if not target.exists() or not _hash_is(target, digest):
+            with files.atomic_path(target) as temporary:
+                _link_or_copy(found.resolve(), temporary)
+    record = _record(source, filename, digest, licence)
+    if not record.items() <= _receipt(target).items():  # an older receipt of the same file keeps its date
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        files.write_json(receipt_path(target), {**record, "licence_accepted": now, "phenoica": __version__})
+
+
+def _record(source: Source, filename: str, digest: str, licence: str) -> dict[str, str]:
+    """Return what a receipt says of a file, without the date."""
+    return {
         "repository": source.repo_id,
         "repository_type": source.repo_type,
         "revision": source.revision,
@@ -479,9 +526,6 @@ def _place(found: Path, digest: str, target: Path, source: Source, filename: str
         "sha256": digest,
         "licence": licence,
     }
-    if not record.items() <= _receipt(target).items():  # an older receipt of the same file keeps its date
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        files.write_json(receipt_path(target), {**record, "licence_accepted": now, "phenoica": __version__})
 
 
 def _link_or_copy(source: Path, temporary: Path) -> None:
@@ -493,7 +537,7 @@ def _link_or_copy(source: Path, temporary: Path) -> None:
 
 
 @contextlib.contextmanager
-def _readable_errors(source: Source, filename: str) -> Iterator[None]:
+def readable_errors(source: Source, filename: str) -> Iterator[None]:
     """Turn what the hub's client raises into one line that says what to do."""
     from huggingface_hub import errors
 
