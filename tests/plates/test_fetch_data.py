@@ -335,3 +335,17 @@ def test_the_command_fetches_what_a_run_of_the_shipped_configuration_reads(hub, 
     wells = command("plates", "--config", shipped)
     assert wells.returncode == 0, wells.stderr
     assert len(pd.read_parquet(folder / "results/rxrx3-core/plates/wells.parquet")) == 16
+
+
+def test_the_example_of_the_readme_is_complete(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "config/README.md").read_text(encoding="utf-8").partition("## A published data set")[2]
+    config = resolve(yaml.safe_load(text.partition("```yaml")[2].partition("```")[0]))
+    commit = config["hub"]["data"]["revision"]
+    for name, value in data.content.items():
+        data.add(name, value, commit=commit, repo=f"datasets/{config['hub']['data']['repo']}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for options in ({}, {"shards": "0-1,2"}, {"experiments": ["compound-*"]}, {"embeddings": True}):
+            assert list(fetch_data(plan(tmp_path, config, **options)))
+    assert len(find_shards(config["plates"]["shards"])) == 3 and Path(config["plates"]["metadata"]).is_file()
