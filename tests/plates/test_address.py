@@ -59,7 +59,21 @@ def test_known_addresses(text, expected):
 
 @pytest.mark.parametrize(
     ("text", "plate_format"),
-    [("AG01", 1536), ("A49", 1536), ("BA01", 1536), ("A00", 1536), ("Q01", 384), ("A13", 96), ("I01", 96), ("", 96)],
+    [
+        ("AG01", 1536),
+        ("A49", 1536),
+        ("BA01", 1536),
+        ("A00", 1536),
+        ("Q01", 384),
+        ("A13", 96),
+        ("I01", 96),
+        ("", 96),
+        ("A01x", 96),
+        ("A01 B", 96),
+        ("A1.5", 96),
+        ("xA01", 96),
+        ("A-1", 96),
+    ],
 )
 def test_addresses_outside_the_plate(text, plate_format):
     with pytest.raises(AddressError):

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phenoica.config import resolve
@@ -150,6 +150,7 @@ def test_keys_that_cannot_be_read_from_afar(client, tmp_path, content):
 GROUP = st.lists(st.sampled_from(["a-1", "a-10", "a-2", "b-1", "c"]), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(
     st.lists(GROUP, min_size=1, max_size=5), st.sampled_from(["a-*", "a-1", "b*", "c", "d", "*"]), st.booleans()
 )  # fmt: skip

@@ -9,12 +9,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from phenoica import files, schema
 from phenoica.config import resolve
 from phenoica.errors import MetadataError
+from phenoica.plates import metadata as reading
 from phenoica.plates.design import design_table
 from phenoica.plates.metadata import (
     classify_controls,
@@ -94,6 +95,7 @@ def test_missing_columns_and_missing_file(tmp_path):
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r\n"), min_size=1).filter(lambda t: t == t.strip())
 
 
+@settings(deadline=None)  # files
 @given(st.lists(TEXT, min_size=1, max_size=5))
 def test_any_treatment_text_comes_back(tmp_path_factory, names):
     path = tmp_path_factory.mktemp("m") / "metadata.csv"
@@ -283,11 +285,21 @@ def test_parquet_is_known_by_its_content_and_null_is_not_the_text(tmp_path):
     assert same["gene"].tolist() == frame["gene"].tolist()
 
 
+def test_a_line_end_in_a_cell_may_lie_anywhere_in_a_large_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "BLOCK", 4096)
+    rows = [(f"w{i}", "x" * (i % 37) + "\ny" * (i % 5)) for i in range(2000)]
+    text = "a,b\n" + "\n".join(f'{name},"{cell}"' for name, cell in rows)
+    frame = read_table(raw(tmp_path, text.encode()))
+    assert list(frame.itertuples(index=False, name=None)) == [(name, cell or None) for name, cell in rows]
+
+
 def test_numbers_in_text_columns_become_their_text(tmp_path):
     path = parquet(tmp_path, plate=pa.array([1, 1], pa.int64()), gene=pd.Categorical([7, 8]), treatment=[0.5, 2.0])
     frame = read_metadata(path)
     assert frame["plate"].tolist() == ["1", "1"] and frame["gene"].tolist() == ["7", "8"]
     assert frame["treatment"].tolist() == ["0.5", "2.0"]
+    frame = read_metadata(parquet(tmp_path, gene=pa.array([float("nan"), 7.5]), SMILES=pa.nulls(2, pa.float64())))
+    assert frame["gene"].tolist() == [None, "7.5"] and frame["SMILES"].tolist() == [None, None]
     mixed = read(tmp_path, "e_1_A01,e,1,A01,7,1e3,,1,CRISPR,1", "e_1_A02,e,1,A02,TP53,x,,1.50,CRISPR,True")
     assert mixed["gene"].tolist() == ["7", "TP53"] and mixed["treatment"].tolist() == ["1e3", "x"]
     assert mixed["cell_type"].tolist() == ["1", "True"] and mixed["concentration"].tolist() == [1.0, 1.5]
@@ -417,6 +429,7 @@ def test_columns_of_numbers_and_text_in_one_table(tmp_path):
 CELL = st.none() | st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=12)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(CELL, CELL), min_size=1, max_size=6))
 @example([("NA", "null"), ("", None), ('"', ","), ("a\r\nb", "\r"), ("\ufeff", "\x1a")])
 def test_any_text_survives_the_table(tmp_path_factory, rows):
@@ -427,6 +440,7 @@ def test_any_text_survives_the_table(tmp_path_factory, rows):
     assert list(frame.itertuples(index=False, name=None)) == [tuple(v or None for v in row) for row in rows]
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 @example(b"PAR1")
 @example(b'a,b\n"')

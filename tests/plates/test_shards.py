@@ -67,6 +67,15 @@ def test_keys_whose_address_no_plate_has(address):
         parse_key(f"e/Plate1/{address}_s1_1")
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["/Plate1/A01_s1_1", "e/Plate1/A01_s1_1\n", "e/Plate1/A01_s1_1.jp2", " e/f/Plate1/A01_s1_1", "e//A01_s1_1", 7],
+)
+def test_keys_with_something_before_or_after(key):
+    with pytest.raises(ShardError, match="unparsable key"):
+        parse_key(key)
+
+
 @pytest.mark.parametrize("key", ["", "gene-001/Plate1/AA02", "gene-001/AA02_s1_1", "gene-001/Plate1/A99_s1_1", None])
 def test_unparsable_keys(key):
     with pytest.raises(ShardError, match="unparsable key"):

@@ -34,6 +34,9 @@ TEXT_COLUMNS = (
 LABEL = "well_type_label"  # newer files only
 NO_NUMBER = ("NA", "N/A", "NaN", "nan", "null", "None")  # what programs write for an empty cell of a number column
 MAX_LISTED = 20
+# bytes of a csv file that are parsed at once; a row must fit into one. Where a block ends between the two characters of
+# a Windows line end inside a quoted cell, Arrow keeps the first of them only
+BLOCK = 1 << 24
 SAVE_AS = "save it as comma-separated UTF-8 text (in Excel: CSV UTF-8)"
 
 _MONTH = "(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)"
@@ -104,7 +107,7 @@ def _read_csv(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
         with pyarrow.input_stream(path, compression="detect") as stream:
             table = pyarrow.csv.read_csv(
                 stream,
-                read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=1 << 24),  # so errors name the row
+                read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK),  # so errors name the row
                 parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
                 convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=False),
             )
