@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import io
 import json
@@ -350,3 +351,15 @@ def test_the_example_of_the_readme_is_complete(data, tmp_path, monkeypatch):
         for options in ({}, {"shards": "0-1,2"}, {"experiments": ["compound-*"]}, {"embeddings": True}):
             assert list(fetch_data(plan(tmp_path, config, **options)))
     assert len(find_shards(config["plates"]["shards"])) == 3 and Path(config["plates"]["metadata"]).is_file()
+
+
+def test_a_disk_that_fills_up_meanwhile_is_said(data, tmp_path, monkeypatch):
+    from huggingface_hub import file_download
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(file_download, "http_get", full)
+    with pytest.raises(FetchError, match=f"the disk is full while fetching {METADATA}; make room, then run the same"):
+        get(tmp_path)
+    assert not (tmp_path / "out").exists()
