@@ -2,7 +2,8 @@
 
 Comes in: the configuration (`hub.data`), the commit, and which shards are wanted, by number or by the experiments they
 hold. Goes out: verified files below hub.data.folder under their own names, fetched by `phenoica.plates.fetch`. Which
-experiments a shard holds is read from the statistics of its key column, some hundred kilobytes at the end of the remote file.
+experiments a shard holds is read from the statistics of its key column, some hundred kilobytes at the end of the remote
+file.
 """
 
 from __future__ import annotations
