@@ -181,6 +181,96 @@ def fetch_data(
         print(f"{number}/{len(plan.files)}  {file.path}  sha256 {file.sha256}", flush=True)
 
 
+@app.command("import")
+def import_verb(
+    out: Annotated[Path, typer.Argument(help="Folder for shards and metadata; the same command goes on in it.")],
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            "--list",
+            help="csv with a row an image: experiment, plate, well, path (relative to the csv); site, channel, page "
+            "and plane where needed (all from 1); further columns (treatment, gene, ...) describe the well.",
+        ),
+    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Instead of a list: folder of images, with --pattern.")] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            help="imagexpress, harmony, harmony-record, columbus, rxrx, or a regular expression for the end of the "
+            "path: groups (?P<experiment>..) plate, well (or row and column), site (or field), channel (or "
+            "wavelength), plane (or z)."
+        ),
+    ] = None,
+    folders: Annotated[
+        str | None,
+        typer.Option(help="Regular expression for the folders above a file: groups (?P<experiment>..), (?P<plate>..)."),
+    ] = None,
+    experiment: Annotated[str | None, typer.Option(help="Experiment of all images, if nothing names it.")] = None,
+    plate: Annotated[str | None, typer.Option(help="Plate of all images, if nothing names it.")] = None,
+    plate_format: Annotated[
+        int | None, typer.Option(help="96, 384 or 1536 wells. Default: any; the smallest that fits is suggested.")
+    ] = None,
+    channels: Annotated[
+        str | None,
+        typer.Option(help="Channels to take, in order, separated by commas: they become 1, 2, ... Default: all."),
+    ] = None,
+    planes: Annotated[
+        str | None, typer.Option(help="max (maximum projection over z) or the number of a z plane.")
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Average to this side in pixels. Default: keep the size.")] = None,
+    compression: Annotated[
+        float | None,
+        typer.Option(help="Irreversible JPEG 2000 of at least this ratio; published: 20. Default: lossless."),
+    ] = None,
+    low: Annotated[float | None, typer.Option(help="Percentile that becomes 0. Default: 0.1.")] = None,
+    high: Annotated[float | None, typer.Option(help="Percentile that becomes 255. Default: 99.9.")] = None,
+    sample: Annotated[
+        int | None, typer.Option(help="Images a channel to take the percentiles from, of all plates. Default: 100.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sample. Default: 0.")] = None,
+    scaling: Annotated[
+        Path | None, typer.Option(help="scaling.json of an earlier import: use its scales, sample nothing.")
+    ] = None,
+    rescale_8bit: Annotated[
+        bool, typer.Option("--rescale-8bit", help="Scale 8-bit images too; by default they stay as they are.")
+    ] = False,
+    images_per_shard: Annotated[int, typer.Option(help="Images of each shard but the last.")] = 6000,
+    platemap: Annotated[
+        Path | None,
+        typer.Option(help="csv with well (and plate, experiment) and treatment, gene, concentration, SMILES, ..."),
+    ] = None,
+    perturbation_type: Annotated[str | None, typer.Option(help="COMPOUND or CRISPR, for all wells.")] = None,
+    cell_type: Annotated[str | None, typer.Option(help="Cell type of all wells.")] = None,
+    max_bad_fraction: Annotated[
+        float, typer.Option(min=0, max=1, help="Stop when more than this share of images is bad.")
+    ] = 0.01,
+    threads: Annotated[int, typer.Option(min=1, help="Threads that decode and encode.")] = 2,
+) -> None:
+    """Import your own images: TIFF, PNG or JPEG 2000 to shards; print a configuration that uses them.
+
+    16-bit images become 8-bit by one fixed linear scale a channel over the whole import.
+    """
+    from phenoica.plates.image_lists import choose_images, read_platemap
+    from phenoica.plates.image_plan import import_options
+    from phenoica.plates.import_metadata import config_text
+    from phenoica.plates.importer import import_images
+
+    options = import_options(
+        channels=channels, planes=planes, scaling=scaling, size=size, compression=compression, low=low, high=high,
+        sample=sample, seed=seed, rescale_8bit=rescale_8bit, images_per_shard=images_per_shard,
+    )  # fmt: skip
+    found = choose_images(
+        images, folder, pattern, folders=folders, experiment=experiment, plate=plate, plate_format=plate_format or 1536
+    )
+    constants = {"perturbation_type": perturbation_type, "cell_type": cell_type}
+    plan = import_images(
+        found, out, options, scaling=scaling, max_bad_fraction=max_bad_fraction, threads=threads,
+        platemap=None if platemap is None else read_platemap(platemap, plate_format or 1536),
+        constants={name: value for name, value in constants.items() if value is not None},
+    )  # fmt: skip
+    print(config_text(plan, out, plate_format), end="")
+
+
 @app.command()
 def plates(
     config: Config,

@@ -29,6 +29,10 @@ class ImageError(PhenoicaError):
     """One image cannot be used; the caller quarantines it."""
 
 
+class ImageImportError(PhenoicaError):
+    """Own images cannot be imported as they are listed or named, or with these options."""
+
+
 class TooManyBadImages(PhenoicaError):
     """More images are bad than `max_bad_fraction` allows."""
 
