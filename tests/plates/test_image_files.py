@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+
 import imagecodecs
 import numpy as np
 import pytest
@@ -40,7 +43,9 @@ def test_a_grey_image_comes_back_whatever_its_name(tmp_path, bits, suffix):
     assert is_jpeg2000(path) == suffix.startswith("j")
 
 
-@pytest.mark.parametrize("how", [{"compression": "zlib"}, {"compression": "lzw"}, {"bigtiff": True}, {"byteorder": ">"}])
+@pytest.mark.parametrize(
+    "how", [{"compression": "zlib"}, {"compression": "lzw"}, {"bigtiff": True}, {"byteorder": ">"}]
+)
 def test_kinds_of_tiff(tmp_path, how):
     image = picture()
     tifffile.imwrite(tmp_path / "a.tif", image, photometric=GREY, **how)
@@ -68,11 +73,8 @@ def test_pages_without_axes_are_planes_or_channels(tmp_path):
         read_stack(path, channel=4)
 
 
-@pytest.mark.parametrize("axes", ["CZYX", "ZCYX"])
-@pytest.mark.parametrize("kind", ["ome", "imagej"])
+@pytest.mark.parametrize(("kind", "axes"), [("ome", "CZYX"), ("ome", "ZCYX"), ("imagej", "ZCYX")])
 def test_axes_of_the_file_say_what_a_page_is(tmp_path, axes, kind):
-    if kind == "imagej" and axes == "CZYX":
-        pytest.skip("ImageJ knows one order: ZCYX")
     images = picture(shape=(2, 3, 24, 24))
     path = tmp_path / "a.ome.tif"
     tifffile.imwrite(path, images, photometric=GREY, metadata={"axes": axes}, **{kind: True})
@@ -101,7 +103,8 @@ def test_one_page_of_a_set_of_ome_files_is_one_image(tmp_path):
     image = picture()
     whole = tmp_path / "whole.ome.tif"
     tifffile.imwrite(whole, picture(shape=(3, 24, 24)), photometric=GREY, metadata={"axes": "CYX"}, ome=True)
-    description = tifffile.TiffFile(whole).ome_metadata
+    with tifffile.TiffFile(whole) as tif:
+        description = tif.ome_metadata
     part = tmp_path / "part.ome.tif"
     tifffile.imwrite(part, image, photometric=GREY, description=description.encode(), metadata=None)
     assert count_channels(part) == 1
@@ -147,7 +150,7 @@ def test_what_is_refused_with_a_reason(tmp_path, name):
 
 
 def test_images_of_two_sizes_in_one_file(tmp_path):
-    plain_pages(tmp_path / "a.tif", [picture(), picture(shape=(12, 12))])
+    plain_pages(tmp_path / "a.tif", [picture(), picture(shape=(20, 12))])
     with pytest.raises(ImageError, match="pages of different size"):
         read_stack(tmp_path / "a.tif")
 
@@ -162,8 +165,6 @@ def test_a_page_of_a_png_and_a_missing_file(tmp_path):
 
 
 def encodings() -> dict[str, bytes]:
-    import io
-
     image, made = picture(), {}
     for name, how in {"raw": {}, "zlib": {"compression": "zlib"}, "lzw": {"compression": "lzw"}}.items():
         target = io.BytesIO()
@@ -200,10 +201,8 @@ def test_damaged_bytes_are_refused_or_give_an_image_but_never_another_error(tmp_
         except ImageError:
             continue
         assert stack.ndim == 3 and stack.dtype in (np.uint8, np.uint16)
-    try:
+    with contextlib.suppress(ImageError):
         assert count_channels(path) >= 1
-    except ImageError:
-        pass
 
 
 @pytest.mark.parametrize("kind", ["raw", "zlib", "lzw", "png", "jp2"])

@@ -34,7 +34,7 @@ _TIFF = r"\.(?i:tiff?)"
 #: built-in patterns, each for the end of a path relative to the folder
 PATTERNS = {
     # MetaXpress: Plate_B03_s2_w1<GUID>.tif; site, wavelength and GUID may be missing, z as _z3 or as folder ZStep_3
-    "imagexpress": r"(?:ZStep_(?P<zstep>\d+)/)?(?:(?P<plate>[^/]+?)_)?(?P<well>[A-Za-z]{1,2}\d{2})(?:_s(?P<site>\d+))?"
+    "imagexpress": r"(?:ZStep_(?P<zstep>\d+)/)?(?:(?P<plate>[^/]+?)_)??(?P<well>[A-Z]{1,2}\d{2})(?:_s(?P<site>\d+))?"
     rf"(?:_w(?P<channel>\d+?))?(?:_z(?P<plane>\d+))?(?P<thumb>_thumb)?(?:{_GUID})?{_TIFF}",
     # Opera Phenix and Operetta, Harmony 4 and later: r02c03f04p01-ch1sk1fk1fl1.tiff
     "harmony": rf"r(?P<row>\d+)c(?P<column>\d+)f(?P<site>\d+)p(?P<plane>\d+)-ch(?P<channel>\d+)sk\d+fk\d+fl\d+{_TIFF}",
@@ -335,7 +335,7 @@ def _checked(table: pd.DataFrame, rows: list[str], where: str, plate_format: int
         more = f"\n  and {len(problems) - MAX_LISTED} more" if len(problems) > MAX_LISTED else ""
         listed = "\n".join(f"  {problem}" for problem in problems[:MAX_LISTED])
         raise ImageImportError(f"{where}: {len(problems)} problem{'s' * (len(problems) > 1)}:\n{listed}{more}")
-    frame = pd.DataFrame(columns).astype({PLANE: "Int64", PAGE: "Int64"})
+    frame = pd.DataFrame(columns).astype({SITE: "Int64", PLANE: "Int64", PAGE: "Int64"})
     frame[SITE] = frame[SITE].fillna(1).astype(np.int64)
     frame[CHANNEL] = frame[CHANNEL].astype(object)
     return frame
@@ -380,7 +380,7 @@ def _how_to_give(column: str) -> str:
 def _numbers(table: pd.DataFrame, column: str, rows: list[str], problems: list[str], least: int) -> list[int | None]:
     numbers = []
     for row, text in zip(rows, _column(table, column), strict=True):
-        number = int(text) if text is not None and text.isdecimal() and text.isascii() else None
+        number = None if text is None else _whole_number(text)
         if text is not None and (number is None or number < least):
             problems.append(f"{row}, {column}: {text!r} is no whole number from {least} on")
         numbers.append(number)
@@ -388,8 +388,15 @@ def _numbers(table: pd.DataFrame, column: str, rows: list[str], problems: list[s
 
 
 def channel_name(text: str) -> str:
-    """Return the canonical text of a channel: 01 and 1 are the same channel."""
-    return str(int(text)) if text.isdecimal() and text.isascii() else text
+    """Return the canonical text of a channel: 01, 1.0 and 1 are the same channel."""
+    number = _whole_number(text)
+    return text if number is None else str(number)
+
+
+def _whole_number(text: str) -> int | None:
+    """Return a whole number, also from 2.0, as a table with gaps is often written; None for any other text."""
+    match = re.fullmatch(r"([0-9]+)(?:\.0+)?", text)
+    return None if match is None else int(match[1])
 
 
 def check_name(text: str) -> str:

@@ -16,7 +16,17 @@ import pandas as pd
 from phenoica.errors import ImageError, ImageImportError
 from phenoica.plates.image_files import count_channels
 from phenoica.plates.image_lists import (
-    ADDRESS, CHANNEL, EXPERIMENT, PAGE, PATH, PLANE, PLATE, SITE, WELL_KEYS, ImageList, channel_name,
+    ADDRESS,
+    CHANNEL,
+    EXPERIMENT,
+    PAGE,
+    PATH,
+    PLANE,
+    PLATE,
+    SITE,
+    WELL_KEYS,
+    ImageList,
+    channel_name,
 )  # fmt: skip
 
 REJECTED_COLUMNS = ("key", "well_id", "path", "page", "reason")
@@ -104,7 +114,9 @@ def import_options(
     given = {name: value for name, value in more.items() if value is not None}
     useless = [f"--{name}" for name in ("low", "high", "sample", "seed") if name in given and scaling is not None]
     if useless:
-        raise ImageImportError(f"{', '.join(useless)} and --scaling exclude each other: nothing is sampled with --scaling")
+        raise ImageImportError(
+            f"{', '.join(useless)} and --scaling exclude each other: nothing is sampled with --scaling"
+        )
     names = None if channels is None else tuple(channel_name(name.strip()) for name in channels.split(","))
     if names is not None and "" in names:
         raise ImageImportError(f"--channels {channels!r} names an empty channel; write them as 1,2,3 or DNA,ER,AGP")
@@ -263,7 +275,9 @@ def _chosen_planes(table: pd.DataFrame, planes: int | str | None, notes: list[st
     if isinstance(planes, int):
         keep = (~numbered | (table[PLANE] == planes)).astype(bool)
         if not keep.any():
-            raise ImageImportError(f"no image has plane {planes}; there are {sorted(table[PLANE].dropna().unique())}")
+            raise ImageImportError(
+                f"no image has plane {planes}; there are {sorted(map(int, table[PLANE].dropna().unique()))}"
+            )
         before = len(table.drop_duplicates([*WELL_KEYS, SITE, CHANNEL]))
         table = table[keep].reset_index(drop=True)
         lacking = before - len(table.drop_duplicates([*WELL_KEYS, SITE, CHANNEL]))

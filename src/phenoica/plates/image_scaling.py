@@ -14,7 +14,8 @@ import numpy as np
 
 from phenoica.errors import ImageError, ImageImportError
 
-LOWEST_LEVEL, HIGHEST_LEVEL = 10, 80  # dB: what the search for a file size chooses from
+LOWEST_LEVEL, HIGHEST_LEVEL = 10, 74  # dB: what the search for a file size chooses from
+STEPS_A_DB = 8
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,8 @@ def encode(image: np.ndarray, compression: float | None) -> bytes:
     image
         uint8 (H, W).
     compression
-        None for lossless; else the ratio that the file must reach: the best quality in whole decibels whose file has
-        at most 1/`compression` of the pixels' bytes. The codec takes a quality, so the quality is searched for.
+        None for lossless; else the ratio that the file must reach: the best quality, in eighths of a decibel, whose
+        file has at most 1/`compression` of the pixels' bytes. The codec takes a quality, so it is searched for.
 
     Raises
     ------
@@ -157,10 +158,10 @@ def encode(image: np.ndarray, compression: float | None) -> bytes:
         return imagecodecs.jpeg2k_encode(image, codecformat="jp2", reversible=True, numthreads=1)
     budget = image.nbytes / compression
     best: bytes | None = None
-    lowest, highest = LOWEST_LEVEL, HIGHEST_LEVEL
+    lowest, highest = LOWEST_LEVEL * STEPS_A_DB, HIGHEST_LEVEL * STEPS_A_DB
     while lowest <= highest:
         level = (lowest + highest) // 2
-        data = imagecodecs.jpeg2k_encode(image, level, codecformat="jp2", reversible=False, numthreads=1)
+        data = imagecodecs.jpeg2k_encode(image, level / STEPS_A_DB, codecformat="jp2", reversible=False, numthreads=1)
         if len(data) <= budget:
             best, lowest = data, level + 1
         else:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
 from phenoica import files
 from phenoica.errors import ImageImportError
@@ -98,9 +97,7 @@ def _say_unmatched(name: str, joined: pd.DataFrame, more: pd.DataFrame, keys: Se
             f"{', '.join(keys)}: check how it spells them"
         )
     if len(bare):
-        say(
-            f"{len(bare)} of {len(joined)} wells are not in the plate map (first: {bare.iloc[0]}); their cells are empty"
-        )
+        say(f"{len(bare)} of {len(joined)} wells are not in the plate map (first: {bare.iloc[0]}); they stay empty")
     unused = len(more) - len(more.merge(joined[list(keys)].drop_duplicates(), on=list(keys)))
     if unused:
         say(f"{unused} of {len(more)} rows of the plate map have no images")
@@ -153,7 +150,7 @@ def config_text(plan: Plan, out: str | Path, plate_format: int | None = None) ->
     }
     lines = [f"run: {json.dumps(name or 'imported')}", "source: shards", "plates:"]
     for key, value in section.items():
-        text = yaml.safe_dump({key: value}, default_flow_style=None, allow_unicode=True, width=10_000).strip()
+        text = f"{key}: {json.dumps(value, ensure_ascii=False)}"  # JSON is YAML
         lines.append(
             f"  {text}" + "  # the smallest that fits the wells: check it" * (guessed and key == "plate_format")
         )
