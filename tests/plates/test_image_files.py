@@ -111,6 +111,33 @@ def test_one_page_of_a_set_of_ome_files_is_one_image(tmp_path):
     np.testing.assert_array_equal(read_stack(part)[0], image)
 
 
+def test_planes_of_a_set_of_ome_files_are_those_of_the_file(tmp_path):
+    """Two files, a channel each, of two planes: each repeats the description of both."""
+    images = picture(shape=(2, 2, 24, 24))
+    places = "".join(
+        f'<TiffData FirstC="{c}" FirstZ="{z}" FirstT="0" IFD="{z}" PlaneCount="1">'
+        f'<UUID FileName="c{c}.ome.tif">urn:uuid:00000000-0000-0000-0000-00000000000{c}</UUID></TiffData>'
+        for c in range(2)
+        for z in range(2)
+    )
+    for c in range(2):
+        description = (
+            '<?xml version="1.0" encoding="UTF-8"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" '
+            f'UUID="urn:uuid:00000000-0000-0000-0000-00000000000{c}"><Image ID="Image:0"><Pixels ID="Pixels:0" '
+            'DimensionOrder="XYZCT" Type="uint16" SizeX="24" SizeY="24" SizeC="2" SizeZ="2" SizeT="1">'
+            f'<Channel ID="Channel:0:0"/><Channel ID="Channel:0:1"/>{places}</Pixels></Image></OME>'
+        )
+        with tifffile.TiffWriter(tmp_path / f"c{c}.ome.tif") as writer:
+            for z in range(2):
+                text = description.encode() if z == 0 else None
+                writer.write(images[c, z], photometric=GREY, description=text, contiguous=False, metadata=None)
+    for c in range(2):
+        assert count_channels(tmp_path / f"c{c}.ome.tif") == 1
+        np.testing.assert_array_equal(read_stack(tmp_path / f"c{c}.ome.tif"), images[c])
+    (tmp_path / "c0.ome.tif").unlink()  # the others of the set need not be there
+    np.testing.assert_array_equal(read_stack(tmp_path / "c1.ome.tif"), images[1])
+
+
 def write_tiff(image, **how):
     return lambda path: tifffile.imwrite(path, image, **how)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -289,3 +290,20 @@ def test_plate_maps(tmp_path):
         path.write_text(text)
         with pytest.raises(ImageImportError, match=words):
             read_platemap(path)
+
+
+def test_links_to_folders_are_followed_once(tmp_path):
+    touch(tmp_path / "in/a", "r01c01f01p01-ch1sk1fk1fl1.tiff")
+    touch(tmp_path / "elsewhere", "r01c02f01p01-ch1sk1fk1fl1.tiff")
+    (tmp_path / "in/b").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in/a/up").symlink_to(tmp_path / "in")
+    (tmp_path / "in/c").symlink_to(tmp_path / "in/a")
+    found = find_images(tmp_path / "in", "harmony", experiment="e", plate="p")
+    assert found.images["address"].tolist() == ["A01", "A02"]
+
+
+def test_a_name_that_is_no_text(tmp_path):
+    (tmp_path / "A01_s1_w1.tif").touch()
+    os.rename(tmp_path / "A01_s1_w1.tif", os.fsencode(tmp_path) + b"/\xe9_A01_s1_w1.tif")
+    with pytest.raises(ImageImportError, match="is not UTF-8; rename the file"):
+        find_images(tmp_path, "imagexpress", experiment="e", plate="p")

@@ -293,12 +293,19 @@ def _well_of(row: str, column: str) -> str:
 
 def _image_paths(folder: Path) -> list[str]:
     """Return the paths of all files with a suffix of an image, relative to the folder, in the order of their names."""
-    paths = [
-        (Path(root) / name).relative_to(folder).as_posix()
-        for root, _, names in os.walk(folder, followlinks=True)
-        for name in names
-        if name.lower().endswith(SUFFIXES)
-    ]
+
+    def refuse(error: OSError) -> None:
+        raise ImageImportError(f"{error.filename}: cannot be read ({error.strerror}); mend its permissions")
+
+    paths, seen = [], set()
+    for root, below, names in os.walk(folder, followlinks=True, onerror=refuse):
+        if (real := os.path.realpath(root)) in seen:  # a link to a folder that was searched already, or above this one
+            below.clear()
+            continue
+        seen.add(real)
+        below.sort()
+        here = Path(root).relative_to(folder)
+        paths += [(here / name).as_posix() for name in names if name.lower().endswith(SUFFIXES)]
     return sorted(paths)
 
 
@@ -325,7 +332,7 @@ def _checked(table: pd.DataFrame, rows: list[str], where: str, plate_format: int
         SITE: _numbers(table, SITE, rows, problems, 0),
         CHANNEL: [None if c is None else channel_name(c) for c in _column(table, CHANNEL)],
         PLANE: _numbers(table, PLANE, rows, problems, 0),
-        PATH: _texts(table, PATH, rows, problems, str),
+        PATH: _texts(table, PATH, rows, problems, _check_path),
         PAGE: _numbers(table, PAGE, rows, problems, 1),
     }
     for row, channel, page in zip(rows, columns[CHANNEL], columns[PAGE], strict=True):
@@ -415,6 +422,12 @@ def check_name(text: str) -> str:
         raise ImageImportError(f"{text!r} holds a control character or a line end; remove it")
     if text != text.strip() or text in ("", ".", ".."):
         raise ImageImportError(f"{text!r} is no name: it is empty, a path, or has spaces around it")
+    return text
+
+
+def _check_path(text: str) -> str:
+    if not text.isascii() and any(unicodedata.category(character) == "Cs" for character in text):
+        raise ImageImportError(f"{text!r} is not UTF-8; rename the file")
     return text
 
 

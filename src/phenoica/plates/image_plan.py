@@ -124,7 +124,7 @@ def import_options(
     return ImportOptions(channels=names, planes=number, **given)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Source:
     """Where one file or page of an image is."""
 
@@ -133,7 +133,7 @@ class Source:
     inner_channel: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PlannedImage:
     """One image of a shard, from one file, or from several that hold its z planes."""
 
@@ -296,9 +296,11 @@ def _chosen_planes(table: pd.DataFrame, planes: int | str | None, notes: list[st
 
 
 def _check_unique(table: pd.DataFrame) -> None:
-    planes = table[PLANE].fillna(-1)
-    mixed = planes.groupby(table["key"]).agg(lambda p: (p == -1).any() and len(p) > 1)
-    doubled = pd.DataFrame({"key": table["key"], PLANE: planes}).duplicated(keep=False) | table["key"].map(mixed)
+    # an image has one file, or files that all have numbers of their planes, each once
+    by_key = table["key"].duplicated(keep=False)
+    numbered = table[PLANE].notna()
+    twice = table.duplicated(["key", PLANE], keep=False)
+    doubled = twice | (by_key & table["key"].isin(table.loc[by_key & ~numbered, "key"]))
     if doubled.any():
         first = table[doubled].iloc[:2]
         raise ImageImportError(
@@ -327,15 +329,16 @@ def _check_well_ids(wells: pd.DataFrame) -> None:
 def _missing_channels(table: pd.DataFrame, channels: Sequence[int]) -> list[str]:
     """Say how many sites lack which channel."""
     images = table.drop_duplicates("key")
-    sites = images.groupby([*WELL_KEYS, SITE], sort=True)[CHANNEL].agg(set)
-    lacking = sites[sites.map(len) < len(channels)]
-    if not len(lacking):
+    sites = images.groupby([*WELL_KEYS, SITE], sort=True)[CHANNEL]
+    short = sites.transform("size") < len(channels)
+    if not short.any():
         return []
+    lacking = images[short].groupby([*WELL_KEYS, SITE], sort=True)[CHANNEL].agg(set)
     counts = {c: sum(c not in present for present in lacking) for c in channels}
     shown = ", ".join(f"channel {c}: {n}" for c, n in counts.items() if n)
     experiment, plate, address, site = lacking.index[0]
     return [
-        f"{len(lacking)} of {len(sites)} sites lack a channel ({shown}), first {experiment}_{plate}_{address} site "
+        f"{len(lacking)} of {sites.ngroups} sites lack a channel ({shown}), first {experiment}_{plate}_{address} site "
         f"{site}; what becomes of such wells is decided by the run"
     ]
 

@@ -434,7 +434,7 @@ def _write_shards(
 
 def _receipt(images: Sequence[PlannedImage], options: ImportOptions, scales: Mapping[int, Scale]) -> str:
     """Return the hash of what a shard follows from, but for the pixels: its file list, scales and options."""
-    listed = [(image.key, [dataclasses.astuple(s) for s in image.sources], image.planes) for image in images]
+    listed = [(image.key, [(s.path, s.page, s.inner_channel) for s in image.sources], image.planes) for image in images]
     scale = {str(c): (s.low, s.high) for c, s in scales.items()}
     choices = (options.size, options.compression, options.rescale_8bit)
     return files.sha256_of_json([FORMAT, listed, scale, choices])
