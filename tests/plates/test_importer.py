@@ -31,6 +31,7 @@ from phenoica.plates.importer import import_images, read_receipt
 from phenoica.plates.run import read_wells, run_plates
 from phenoica.plates.shards import find_shards, index_frame, parse_key
 
+ROOT = Path(__file__).resolve().parents[2]
 runner = CliRunner()
 
 
@@ -669,6 +670,56 @@ def test_the_verb_by_names_of_files(tmp_path):
     assert list(images_of(out)) == ["e/PlateBR1/A01_s1_1"]
     assert "plate_format: 384\n" in result.stdout
     assert pd.read_csv(out / "metadata.csv")["cell_type"].tolist() == ["U2OS"]
+
+
+def readme_commands() -> list[str]:
+    """Return the commands of the section "Your own images" of the README, in order."""
+    text = (ROOT / "README.md").read_text().split("## Your own images")[1].split("## What each score")[0]
+    return [block.split("```")[0].strip() for block in text.split("```bash\n")[1:]]
+
+
+def test_the_examples_of_the_readme(tmp_path):
+    by_name, run_it, by_list = readme_commands()
+    env = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+
+    def shell(command: str) -> str:
+        result = subprocess.run(
+            command,
+            shell=True,
+            executable="/bin/bash",
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    image = 0
+    for well in range(1, 5):
+        for channel in range(1, 6):
+            for plane in (1, 2):
+                name = f"r02c{well:02d}f01p{plane:02d}-ch{channel}sk1fk1fl1.tiff"
+                write_tiff(tmp_path / "export/BR7__2020-11-08/Images" / name, picture(image, side=520))
+                image += 1
+    (tmp_path / "platemap.csv").write_text("well,treatment,concentration\nB01,DMSO,\nB02,DMSO,\nB03,a/β,1\nB04,a/β,2\n")
+    shell(by_name.replace("/microscope/export", "export"))
+    config = resolve(yaml.safe_load((tmp_path / "my-screen.yaml").read_text()))
+    assert config["plates"]["channels"] == [1, 2, 3, 4, 5] and config["plates"]["plate_format"] == 384
+    keys = list(images_of(tmp_path / "data/my-screen"))
+    assert keys[0] == "week-1/PlateBR7/B01_s1_1" and len(keys) == 20
+    shell(run_it.replace("snakemake", f"snakemake -n -s '{ROOT / 'Snakefile'}'"))
+    shell("phenoica plates --config my-screen.yaml")
+    wells = read_wells(tmp_path / "results/my-screen/plates/wells.parquet")
+    assert wells["treatment"].tolist() == ["DMSO", "DMSO", "a/β", "a/β"]
+
+    listing = (ROOT / "README.md").read_text().split("```csv\n")[1].split("```")[0]
+    (tmp_path / "images.csv").write_text(listing)
+    for i, name in enumerate(("b03_dapi", "b03_er")):
+        write_tiff(tmp_path / f"img/{name}.tif", picture(i))
+    shell("rm -r data; " + by_list)
+    assert list(images_of(tmp_path / "data/my-screen")) == ["week-1/PlateP01/B03_s1_1", "week-1/PlateP01/B03_s1_2"]
 
 
 @pytest.mark.parametrize("pattern", ["imagexpress", "harmony", "harmony-record", "columbus", "rxrx"])
