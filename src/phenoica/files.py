@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 # what a disk or a folder refuses -> what to do; other errors are not about writing
 _REFUSALS = {
-    errno.ENOSPC: "the disk is full; free some space, or set `results` to another one",
-    errno.EDQUOT: "the quota is used up; free some space, or set `results` to another disk",
-    errno.EACCES: "no permission to write there; change it, or set `results` to another folder",
-    errno.EPERM: "no permission to write there; change it, or set `results` to another folder",
-    errno.EROFS: "the file system is read-only; set `results` to another folder",
-    errno.EEXIST: "a part of the path is a file; set `results` to another folder",
-    errno.ENOTDIR: "a part of the path is a file; set `results` to another folder",
+    errno.ENOSPC: "the disk is full; free some space, or write to another one",
+    errno.EDQUOT: "the quota is used up; free some space, or write to another disk",
+    errno.EACCES: "no permission to write there; change it, or write to another folder",
+    errno.EPERM: "no permission to write there; change it, or write to another folder",
+    errno.EROFS: "the file system is read-only; write to another folder",
+    errno.EEXIST: "a part of the path is a file; write to another folder",
+    errno.ENOTDIR: "a part of the path is a file; write to another folder",
 }
 
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from phenoica.cli import app
 from phenoica.config import resolve
-from phenoica.errors import ImageImportError, ShardError, TooManyBadImages
+from phenoica.errors import ImageImportError, StorageError, TooManyBadImages
 from phenoica.plates.image_lists import find_images, read_list, read_platemap
 from phenoica.plates.image_plan import ImportOptions, import_options, plan_images
 from phenoica.plates.images import decode_image
@@ -603,7 +603,7 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path):
 def test_a_folder_that_is_a_file(tmp_path):
     source = screen(tmp_path, wells=1, channels=1)
     (tmp_path / "out").write_text("x")
-    with pytest.raises(ShardError, match="cannot be written"):
+    with pytest.raises(StorageError, match="a part of the path is a file.*finished shards stay"):
         run(source, tmp_path / "out")
 
 

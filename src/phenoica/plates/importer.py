@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from phenoica import files
-from phenoica.errors import ImageError, ImageImportError, ShardError, TooManyBadImages
+from phenoica.errors import ImageError, ImageImportError, StorageError, TooManyBadImages
 from phenoica.plates import image_files, image_scaling
 from phenoica.plates.image_lists import PATH, ImageList
 from phenoica.plates.image_plan import REJECTED_COLUMNS, ImportOptions, Plan, PlannedImage, plan_images, said_of
@@ -86,7 +86,7 @@ def import_images(
         If list, options or folder cannot be used.
     TooManyBadImages
         As soon as more images are bad than allowed; quarantine.csv holds them.
-    ShardError
+    StorageError
         If a file cannot be written. Finished shards stay, and the same command goes on.
     """
     out = Path(out)
@@ -108,10 +108,10 @@ def import_images(
             _remove_leftovers(out)
             done = _write_shards(plan, found.base, options, scales, out, max_bad_fraction, pool, ahead)
             _finish(plan, done, described, out)
-        except OSError as error:
-            raise ShardError(
-                f"{out}: cannot be written ({error.strerror or error}); free space or mend the permissions, then give "
-                "the same command again: finished shards stay"
+        except (OSError, StorageError) as error:
+            raise StorageError(
+                f"{out}: cannot be written ({getattr(error, 'strerror', None) or error}); then give the same command "
+                "again: finished shards stay"
             ) from error
     return plan
 
