@@ -12,7 +12,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,9 @@ _DATE = re.compile(
 )
 
 
-def read_table(path: str | os.PathLike, *, numbers: Callable[[str], bool] | None = None) -> pd.DataFrame:
+def read_table(
+    path: str | os.PathLike, *, numbers: Callable[[str], bool] | None = None, columns: Sequence[str] | None = None
+) -> pd.DataFrame:
     """Read a table as it is written: text stays text, and only an empty cell is null.
 
     Plate ids keep their spelling (08, 8.0, 123_456); NA, NaN, None and null are texts like any other. A csv file is
@@ -62,11 +64,13 @@ def read_table(path: str | os.PathLike, *, numbers: Callable[[str], bool] | None
     numbers
         Says of a column's name whether it holds numbers: those become float64, with NaN for a cell that is empty or
         says NA or NaN. Default: every column is text.
+    columns
+        Names of the columns to read; they must be there. Default: all, in the order of the file.
 
     Returns
     -------
     DataFrame
-        The columns in the order of the file, names without surrounding spaces: str or None (object), or float64.
+        The columns in the order asked for, names without surrounding spaces: str or None (object), or float64.
 
     Raises
     ------
@@ -87,29 +91,37 @@ def read_table(path: str | os.PathLike, *, numbers: Callable[[str], bool] | None
         raise MetadataError(f"{path}: the file is empty; it must have a header and a row for each well")
     is_number = numbers or (lambda _: False)
     if start == b"PAR1" or path.suffix == ".parquet":
-        return _read_parquet(path, is_number)
+        return _read_parquet(path, is_number, columns)
     if start == b"PK\x03\x04":
         raise MetadataError(f"{path}: is a spreadsheet or a zip file, no text; {SAVE_AS}")
-    return _read_csv(path, is_number)
+    return _read_csv(path, is_number, columns)
 
 
-def _read_csv(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
+def csv_header(path: str | os.PathLike) -> list[str]:
+    """Return the names of the columns of a csv file; raises MetadataError as `read_table` does."""
+    return list(read_table(path, columns=()).columns)
+
+
+def _read_csv(path: Path, is_number: Callable[[str], bool], columns: Sequence[str] | None) -> pd.DataFrame:
     header: list[str] = []
     try:
         with pyarrow.input_stream(path, compression="detect") as stream:
             records = csv.reader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""))
             header = next((record for record in records if record), [])
         names = _column_names(header, path)
-        types = {
-            raw: pyarrow.float64() if is_number(name) else pyarrow.string()
-            for raw, name in zip(header, names, strict=True)
-        }
+        if columns is not None and not len(columns):
+            return pd.DataFrame(columns=names)  # pyarrow would take an empty list for all columns
+        raw = dict(zip(names, header, strict=True))
+        names = names if columns is None else list(columns)
+        types = {raw[name]: pyarrow.float64() if is_number(name) else pyarrow.string() for name in names}
         with pyarrow.input_stream(path, compression="detect") as stream:
             table = pyarrow.csv.read_csv(
                 stream,
                 read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK),  # so errors name the row
                 parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-                convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=False),
+                convert_options=pyarrow.csv.ConvertOptions(
+                    column_types=types, strings_can_be_null=False, include_columns=list(types)
+                ),
             )
     except (UnicodeDecodeError, csv.Error, pyarrow.ArrowInvalid, OSError) as error:
         raise MetadataError(f"{path}: {_no_text(path) or _no_csv(str(error), header)}") from error
@@ -123,9 +135,9 @@ def _read_csv(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
     return frame
 
 
-def _read_parquet(path: Path, is_number: Callable[[str], bool]) -> pd.DataFrame:
+def _read_parquet(path: Path, is_number: Callable[[str], bool], wanted: Sequence[str] | None) -> pd.DataFrame:
     try:
-        table = pyarrow.parquet.read_table(path)
+        table = pyarrow.parquet.read_table(path, columns=None if wanted is None else list(wanted))
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise MetadataError(f"{path}: not a readable parquet file ({error}); write or fetch it again") from error
     names = _column_names(table.column_names, path)
