@@ -274,18 +274,21 @@ def import_verb(
 @app.command()
 def plates(
     config: Config,
-    shards: Annotated[list[Path] | None, typer.Argument(help="Shard files, in the order of their numbers.")] = None,
+    shards: Annotated[
+        list[Path] | None, typer.Argument(help="Shard files (or files of profiles), in the order of their numbers.")
+    ] = None,
     metadata: _path("Metadata csv or parquet.") = None,
     out: _path("Folder for wells.parquet, folds.csv, units.csv, design.csv, quarantine.csv.") = None,
 ) -> None:
-    """Read metadata and shard keys; write wells, control roles, folds and the job list."""
-    from phenoica.plates.run import inputs, run_plates
+    """Read metadata and shard keys (or profiles); write wells, control roles, folds and the job list."""
+    from phenoica.plates.run import inputs, run_plates, run_profile_plates
 
     cfg = load(config)
     if not shards or metadata is None:
         known_shards, known_metadata = inputs(cfg)
         shards, metadata = shards or known_shards, metadata or known_metadata
-    run_plates(shards, metadata, out or RunPaths.of(cfg).plates("wells.parquet").parent, cfg)
+    write = run_profile_plates if cfg["source"] == "profiles" else run_plates
+    write(shards, metadata, out or RunPaths.of(cfg).plates("wells.parquet").parent, cfg)
 
 
 @app.command()
@@ -293,10 +296,15 @@ def design(config: Config, metadata: _path("Metadata csv or parquet.") = None) -
     """Print which treatments sit where, under which label, and which controls are inferred."""
     from phenoica.plates.design import design_table
     from phenoica.plates.metadata import read_metadata
+    from phenoica.plates.profiles import profile_metadata
     from phenoica.plates.run import inputs
 
     cfg = load(config)
-    table = read_metadata(metadata or inputs(cfg)[1], cfg["plates"]["plate_format"])
+    files, known_metadata = inputs(cfg)
+    if cfg["source"] == "profiles":
+        table = profile_metadata(files, cfg, metadata or known_metadata)[0]
+    else:
+        table = read_metadata(metadata or known_metadata, cfg["plates"]["plate_format"])
     print(design_table(table, cfg["plates"]).to_string(index=False))
 
 
@@ -353,6 +361,30 @@ def assemble(
     parts = parts or [paths.part(unit) for unit in sorted(frame["unit"].unique())]
     lists = [plates_quarantine or paths.plates("quarantine.csv"), *(p.with_suffix(".quarantine.csv") for p in parts)]
     join(frame, parts, lists, out or paths.embeddings, quarantine or paths.quarantine, cfg)
+
+
+@app.command()
+def profiles(
+    config: Config,
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Files of profiles, in the order of their numbers.")
+    ] = None,
+    wells: _path("wells.parquet.") = None,
+    plates_quarantine: _path("quarantine.csv of the plates stage.") = None,
+    out: _path("embeddings.h5ad.") = None,
+    quarantine: _path("The joined quarantine list (csv).") = None,
+) -> None:
+    """Write embeddings.h5ad from profiles (source profiles); no image is embedded."""
+    from phenoica.embed.profiles import write_profiles
+    from phenoica.plates.run import inputs
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    write_profiles(
+        wells or paths.plates("wells.parquet"), files or inputs(cfg)[0],
+        plates_quarantine or paths.plates("quarantine.csv"), out or paths.embeddings, quarantine or paths.quarantine,
+        cfg,
+    )  # fmt: skip
 
 
 @app.command()

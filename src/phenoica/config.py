@@ -11,6 +11,7 @@ import difflib
 import functools
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -91,6 +92,59 @@ def _check_sources(config: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{where}: source is 'shards' but plates.shards is empty; list the shard files there")
         if not config["plates"]["metadata"]:
             raise ConfigError(f"{where}: source is 'shards' but plates.metadata is not set; name the metadata file")
+    problems = _profile_problems(config) if config["source"] == "profiles" else []
+    if config["source"] != "profiles" and config["profiles"]["files"]:
+        problems.append(f"profiles.files is set but source is {config['source']!r}; set source to profiles")
+    if problems:
+        raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
+
+
+def _profile_problems(config: Mapping[str, Any]) -> list[str]:
+    """Return what is missing or contradictory where profiles are the source."""
+    profiles, plates, embed = config["profiles"], config["plates"], config["embed"]
+    columns, batch = profiles["columns"], profiles["batch"]
+    problems = []
+    if not profiles["files"]:
+        problems.append("source is 'profiles' but profiles.files is empty; list the files there")
+    if plates["shards"]:
+        problems.append("plates.shards is set but source is 'profiles'; leave it out")
+    used = [f"embed.{key}" for key in ("random_baseline", "channelwise") if embed[key]]
+    used += ["embed.checkpoint"] * (embed["checkpoint"] != "random")
+    problems += [f"{key} is set but source is 'profiles', which embeds no image; leave it out" for key in used]
+    if plates["metadata"]:
+        others = [f"columns.{k}" for k, v in columns.items() if v and k not in ("well_id", "cell_count")]
+        others += [k for k in ("tables",) if profiles[k]] + [f"batch.{k}" for k, v in batch.items() if v]
+        problems += [f"profiles.{key} is set, but plates.metadata says what the wells are; keep one" for key in others]
+    else:
+        problems += [f"profiles.columns.{k} is not set; name the column" for k in ("plate", "address") if not columns[k]]
+        if not columns["perturbation"] and not columns["treatment"]:
+            problems.append("neither profiles.columns.perturbation nor .treatment is set; name a column")
+        if bool(columns["experiment"]) == bool(batch["column"]):
+            problems.append("set either profiles.columns.experiment or profiles.batch: what a batch is must be known")
+        if bool(batch["column"]) != bool(batch["pattern"]):
+            problems.append("profiles.batch needs both column and pattern")
+        if columns["well_id"]:
+            problems.append(
+                "profiles.columns.well_id is set without plates.metadata: ids are made of experiment, plate and "
+                "address; leave it out"
+            )
+    return problems + _pattern_problems(profiles)
+
+
+def _pattern_problems(profiles: Mapping[str, Any]) -> list[str]:
+    problems = []
+    patterns = [("profiles.features.exclude", p) for p in profiles["features"]["exclude"]]
+    if profiles["batch"]["pattern"]:
+        patterns.append(("profiles.batch.pattern", profiles["batch"]["pattern"]))
+    for key, pattern in patterns:
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as error:
+            problems.append(f"{key}: {pattern!r} is no regular expression: {error}")
+            continue
+        if key.endswith("batch.pattern") and groups != 1:
+            problems.append(f"{key}: {pattern!r} must have one group in parentheses, the experiment; it has {groups}")
+    return problems
 
 
 def _check_together(config: Mapping[str, Any], where: str) -> None:

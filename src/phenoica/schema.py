@@ -51,6 +51,10 @@ IMAGE_COLUMNS = (IMAGE_SITE, IMAGE_CHANNEL, IMAGE_SHARD, IMAGE_ROW_GROUP, IMAGE_
 IMAGE_LOCATION = (IMAGE_SHARD, IMAGE_ROW_GROUP, IMAGE_ROW)  # which say where an image is
 UNIT = "unit"  # the shard whose embed job takes the well: the shard of its first image
 
+# wells.parquet of profiles: where the vector of a well is
+PROFILE_FILE = "profile_file"  # number of the file, in the order of their names
+PROFILE_ROW = "profile_row"  # from 0
+
 # folds.csv
 FOLD = "fold"
 BATCH_KEY_DEFAULT = EXPERIMENT

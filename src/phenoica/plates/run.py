@@ -19,6 +19,7 @@ from phenoica.errors import MetadataError
 from phenoica.plates.design import design_table
 from phenoica.plates.folds import assign_folds, untestable
 from phenoica.plates.metadata import read_metadata, wells_from_metadata
+from phenoica.plates.profiles import find_profiles, judge_orphans, profile_metadata
 from phenoica.plates.shards import find_shards, index_frame
 
 # what to do with a well that lacks a channel (plates.missing_channels)
@@ -27,8 +28,15 @@ ORPHAN = "image of a well without metadata; add the well to the metadata"
 QUARANTINE_COLUMNS = ("key", "well_id", "reason", "shard", "row_group", "row")
 
 
-def inputs(config: Mapping[str, Any]) -> tuple[list[Path], Path]:
-    """Return the shard files, in the order of their numbers, and the metadata file of a run, demo or own."""
+def inputs(config: Mapping[str, Any]) -> tuple[list[Path], Path | None]:
+    """Return the files of a run, in the order of their numbers, and its metadata file.
+
+    The files are shards, or profiles where these are the source; those may say themselves what their wells are, and
+    then there is no metadata file.
+    """
+    if config["source"] == "profiles":
+        metadata = config["plates"]["metadata"]
+        return find_profiles(config), Path(metadata) if metadata else None
     if config["source"] == "demo":
         paths = RunPaths.of(config)
         return paths.demo_shards(config["demo"]["shards"]), paths.demo_metadata
@@ -129,11 +137,13 @@ def _with_lists(wells: pd.DataFrame, images: pd.DataFrame, well: np.ndarray) -> 
 def units_table(wells: pd.DataFrame, folds: pd.DataFrame) -> pd.DataFrame:
     """Return the job list: a row (kind, name) for each shard with wells, each experiment and each testable fold.
 
+    Profiles have no shards.
+
     A fold is listed only where another fold is left to train on.
     """
     fold_numbers = sorted(folds[schema.FOLD].unique())
     names = {
-        "shard": sorted(wells[schema.UNIT].unique()),
+        "shard": sorted(wells[schema.UNIT].unique()) if schema.UNIT in wells.columns else [],
         "experiment": sorted(wells[schema.EXPERIMENT].unique()),
         "fold": fold_numbers if len(fold_numbers) > 1 else [],
     }
@@ -218,3 +228,60 @@ def read_wells(path: str | Path) -> pd.DataFrame:
     for column in schema.IMAGE_COLUMNS:
         frame[column] = [np.asarray(v, np.int64) for v in frame[column]]
     return frame
+
+
+def run_profile_plates(
+    profiles: Sequence[Path], metadata_path: Path | None, out_dir: Path, config: Mapping[str, Any]
+) -> None:
+    """Write the files of `run_plates` for profiles instead of images.
+
+    wells.parquet has `schema.PROFILE_FILE` and `schema.PROFILE_ROW` in the place of the image columns, and `cell_count`
+    where it is known; units.csv lists experiments and folds only.
+
+    Parameters
+    ----------
+    profiles
+        Files of profiles; their order numbers them.
+    metadata_path
+        Published metadata, or None where the files say what their wells are.
+    out_dir
+        Folder that receives the five files.
+    config
+        The resolved configuration.
+
+    Raises
+    ------
+    MetadataError
+        If an input cannot be used, or no well has a profile.
+    """
+    plates = config["plates"]
+    metadata, left_out = profile_metadata(profiles, config, metadata_path)
+    if metadata.empty:
+        raise MetadataError(
+            f"{metadata_path}: none of its wells is in {profiles[0]} and the other files; check that both spell well "
+            "ids alike (experiment_plate_address), and profiles.columns.well_id"
+        )
+    judge_orphans(left_out, plates["orphans"], profiles, metadata_path)
+    wells = wells_from_metadata(metadata, plates, config["seed"])
+    more = [c for c in (schema.PROFILE_FILE, schema.PROFILE_ROW, schema.CELL_COUNT) if c in metadata.columns]
+    wells = wells.merge(metadata[[schema.WELL_ID, *more]], on=schema.WELL_ID, validate="1:1")
+    quarantine = profile_quarantine(left_out, profiles, metadata_path or "")
+    _warn(wells, quarantine)
+    folds = assign_folds(wells, config)
+    _say_untestable(wells, folds)
+    schema.check_obs(wells, "wells.parquet")
+    files.write_parquet(out_dir / "wells.parquet", wells)
+    files.write_csv(out_dir / "folds.csv", folds)
+    files.write_csv(out_dir / "units.csv", units_table(wells, folds))
+    files.write_csv(out_dir / "design.csv", design_table(metadata, plates))
+    files.write_csv(out_dir / "quarantine.csv", quarantine)
+
+
+def profile_quarantine(left_out: pd.DataFrame, profiles: Sequence[Path], otherwise: str | Path = "") -> pd.DataFrame:
+    """Return wells that were left out (well_id, reason, profile_file, profile_row) as rows of quarantine.csv."""
+    numbers = left_out[schema.PROFILE_FILE].to_numpy(np.int64)
+    frame = pd.DataFrame({
+        "key": None, schema.WELL_ID: left_out[schema.WELL_ID].to_numpy(), "reason": left_out["reason"].to_numpy(),
+        "shard": -1, "row_group": -1, "row": left_out[schema.PROFILE_ROW].to_numpy(np.int64),
+    })  # fmt: skip
+    return frame.assign(file=[str(profiles[n]) if n >= 0 else str(otherwise) for n in numbers])
