@@ -59,7 +59,7 @@ rule scores:
 
 include: "workflow/rules/plates.smk"
 include: "workflow/rules/pretrain.smk"
-include: "workflow/rules/embed.smk"
+include: "workflow/rules/profiles.smk" if CONFIG["source"] == "profiles" else "workflow/rules/embed.smk"
 include: "workflow/rules/qc.smk"
 include: "workflow/rules/disentangle.smk"
 include: "workflow/rules/score.smk"

@@ -116,7 +116,9 @@ def _profile_problems(config: Mapping[str, Any]) -> list[str]:
         others += [k for k in ("tables",) if profiles[k]] + [f"batch.{k}" for k, v in batch.items() if v]
         problems += [f"profiles.{key} is set, but plates.metadata says what the wells are; keep one" for key in others]
     else:
-        problems += [f"profiles.columns.{k} is not set; name the column" for k in ("plate", "address") if not columns[k]]
+        problems += [
+            f"profiles.columns.{k} is not set; name the column" for k in ("plate", "address") if not columns[k]
+        ]
         if not columns["perturbation"] and not columns["treatment"]:
             problems.append("neither profiles.columns.perturbation nor .treatment is set; name a column")
         if bool(columns["experiment"]) == bool(batch["column"]):

@@ -402,7 +402,7 @@ def test_run_qc_writes_both_tables(tmp_path):
     adata.write_h5ad(tmp_path / "embeddings.h5ad")
     run.run_qc(tmp_path / "embeddings.h5ad", tmp_path / "wells.parquet", tmp_path / "plates.parquet", CONFIG)
     wells, plates = pd.read_parquet(tmp_path / "wells.parquet"), pd.read_parquet(tmp_path / "plates.parquet")
-    assert list(wells.columns) == [schema.WELL_ID, *schema.QC_COLUMNS]
+    assert list(wells.columns) == [schema.WELL_ID, *schema.QC_COLUMNS, run.CONTROL_DISTANCE]
     assert list(plates[schema.PLATE_ID]) == ["exp-1_1", "exp-1_2"]
     assert plates["edge_effect_percent"].isna().all() and plates["reasons"].str.contains("no edge effect").all()
 

@@ -9,11 +9,12 @@ from phenoica.embed.encoder import PRETRAIN, checkpoint_path, encoder_folder
 from phenoica.embed.training import training_shards, trains
 from phenoica.errors import PhenoicaError
 from phenoica.files import sha256
+from phenoica.plates.profiles import joined_tables
 from phenoica.plates.run import inputs, truth_path
 
 try:
     CONFIG = resolve(config)
-    SHARDS, METADATA = inputs(CONFIG)
+    SHARDS, METADATA = inputs(CONFIG)  # profiles instead of shards where these are the source
     CHECKPOINT = checkpoint_path(CONFIG)
     TRAINING_SHARDS = training_shards(CONFIG) if trains(CONFIG) else []
 except PhenoicaError as error:
@@ -38,6 +39,8 @@ def version(*sections):
 def settings(*sections):
     """Return, as JSON text, the configuration that a rule's command gets: its own sections, the others at defaults."""
     names = ("run", "results", "source", "seed", *sections)
+    if CONFIG["source"] == "profiles":
+        names += ("profiles",)  # without its files this source is no valid configuration
     chosen = {key: CONFIG[key] for key in CONFIG if key in names}
     if "embed" not in names:
         chosen["embed"] = part_of(
@@ -112,6 +115,11 @@ def get_fold_scores(wildcards):
 
 def get_fold_decisions(wildcards):
     return [PATHS.score_fold(fold, "json") for fold in units("fold")]
+
+
+def metadata_option(wildcards, input):
+    """Return the option that names the metadata; profiles may say themselves what their wells are."""
+    return ["--metadata", input.metadata] if input.metadata else []
 
 
 def get_truth(wildcards):

@@ -36,7 +36,8 @@ if CONFIG["source"] == "demo":
 checkpoint plates:
     input:
         shards=SHARDS,
-        metadata=METADATA,
+        metadata=METADATA or [],
+        tables=joined_tables(CONFIG),
     output:
         wells=PATHS.plates("wells.parquet"),
         folds=PATHS.plates("folds.csv"),
@@ -48,9 +49,10 @@ checkpoint plates:
     conda:
         "../envs/phenoica.yaml"
     params:
-        version=version("plates", "demo"),
+        version=version("plates", "demo", "profiles"),
         config=settings("plates", "demo"),
+        metadata=metadata_option,
         out=PATHS.plates("wells.parquet").parent,
     shell:
-        "phenoica plates --config {params.config:q} --metadata {input.metadata:q} --out {params.out:q}"
+        "phenoica plates --config {params.config:q} {params.metadata:q} --out {params.out:q}"
         " {input.shards:q} 2> {log:q}"

@@ -363,7 +363,9 @@ def assemble(
     adata.uns[schema.UNS] = {
         **adata.uns[schema.UNS],
         "version": __version__,
-        "config_fingerprint": fingerprint(config, "source", "demo", "plates", "embed", "licences", "qc", "disentangle"),
+        "config_fingerprint": fingerprint(
+            config, "source", "demo", "plates", "profiles", "embed", "licences", "qc", "disentangle"
+        ),
         "fit_experiments": np.array(record["training_experiments"], object),
     }
     schema.check(adata)

@@ -198,9 +198,7 @@ def _judge_missing(gaps: np.ndarray, well_ids: np.ndarray, names: Sequence[str],
         )
 
 
-def _twins(
-    X: np.ndarray, well_ids: np.ndarray, wells: np.ndarray, features: np.ndarray, policy: str
-) -> dict[int, str]:
+def _twins(X: np.ndarray, well_ids: np.ndarray, wells: np.ndarray, features: np.ndarray, policy: str) -> dict[int, str]:
     """Return the wells whose vector another well has too, and why they are left out; empty unless they are."""
     groups = identical_rows(X, wells, features)
     if not groups:

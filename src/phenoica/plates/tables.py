@@ -1,7 +1,7 @@
 """Tables of profiles, whatever they are stored as: some columns as text, others as numbers in blocks of rows.
 
-A csv, parquet or h5ad file comes in. Text goes out as it is written (see `phenoica.plates.metadata.read_table`), numbers
-go out as float32 blocks, so that a file of any size passes through the memory of one block (csv: of its numbers).
+A csv, parquet or h5ad file comes in. Text goes out as it is written (`phenoica.plates.metadata.read_table`), numbers go
+out as float32 blocks, so that a file of any size passes through the memory of one block (csv: of its numbers).
 """
 
 from __future__ import annotations

@@ -47,6 +47,13 @@ PLATE_WORDS = {
     NO_LIMITS: "too few usable negative controls: limits that need them could not be set",
 }
 
+# what a run of profiles may not have, and what follows
+NO_MEASURES, NO_COUNTS = schema.IMAGE_MEASURES, schema.CELL_COUNT
+NOT_MEASURED_WORDS = {
+    NO_MEASURES: "focus, saturation, intensity and empty wells (there are no images, so no acquisition flag either)",
+    NO_COUNTS: "cell counts and what is made of them: count flags, their Z′, the edge effect, blocked columns",
+}
+
 EMPTY_SHARE = 0.05  # an empty well counts at most this share of the controls' median: a stray speck or two
 SEPARATOR = ";"
 
@@ -88,6 +95,13 @@ def measure(measures: pd.DataFrame, name: str) -> np.ndarray:
     if missing:
         raise SchemaError(f"obsm[{schema.IMAGE_MEASURES!r}]: columns {', '.join(missing)} are missing; rerun embed")
     return measures[columns].to_numpy(dtype=np.float64)
+
+
+def cell_counts(obs: pd.DataFrame) -> np.ndarray:
+    """Return the cell count of each well, float64 (n,); NaN where none is known."""
+    if schema.CELL_COUNT not in obs.columns:
+        return np.full(len(obs), np.nan)
+    return obs[schema.CELL_COUNT].to_numpy(dtype=np.float64)
 
 
 def complete_wells(obs: pd.DataFrame, measures: pd.DataFrame) -> np.ndarray:
@@ -190,15 +204,16 @@ def phenotype_flags(
     """
     flags: list[set[str]] = [set() for _ in range(len(obs))]
     limit, reasons = config["qc"]["phenotype_mads"], []
-    count = obs[schema.CELL_COUNT].to_numpy(dtype=np.float64)
+    count = cell_counts(obs)
+    counted = complete & np.isfinite(count)
     negative = (obs[schema.CONTROL].to_numpy() == schema.NEGATIVE) & complete
-    counts = plate_stats.spread(count[negative], "negative controls")
+    counts = plate_stats.spread(count[negative & counted], "negative controls")
     # fit controls leave themselves out of the centre, so both roles are nulls of the same distance
     distances = plate_stats.spread(distance[negative & known], "negative controls with a distance")
     if counts.usable:
-        for i in np.flatnonzero(complete & (np.abs(counts.z(count)) > limit)):
+        for i in np.flatnonzero(counted & (np.abs(counts.z(count)) > limit)):
             flags[i].add(COUNT)
-    else:
+    elif schema.CELL_COUNT in obs.columns:
         reasons.append(f"no cell count limit: {counts.reason}")
     if distances.usable:
         for i in np.flatnonzero(complete & known & (distances.z(distance) > limit)):

@@ -17,6 +17,8 @@ import pandas as pd
 from phenoica import files, schema
 from phenoica.qc import flags, plate_stats
 
+CONTROL_DISTANCE = "control_distance"  # column of qc/wells.parquet
+
 
 def run_qc(
     embeddings_h5ad: str | os.PathLike,
@@ -31,7 +33,8 @@ def run_qc(
     embeddings_h5ad
         Written by the embed stage; read only.
     wells_out
-        A row a well: well_id, qc_acquisition, qc_phenotype (flag names joined by ";"), qc_pass.
+        A row a well: well_id, qc_acquisition, qc_phenotype (flag names joined by ";"), qc_pass, control_distance (see
+        `plate_stats.control_distance`; null where it is not known).
     plates_out
         A row a plate; the columns are those of `plate_table`.
     config
@@ -46,22 +49,22 @@ def run_qc(
 
     adata = anndata.read_h5ad(embeddings_h5ad)
     schema.check(adata)
-    wells, plates = assess(adata.obs, adata.obsm[schema.IMAGE_MEASURES], np.asarray(adata.X), config)
+    wells, plates = assess(adata.obs, adata.obsm.get(schema.IMAGE_MEASURES), np.asarray(adata.X), config)
     files.write_parquet(wells_out, wells)
     files.write_parquet(plates_out, plates)
 
 
 def assess(
-    obs: pd.DataFrame, measures: pd.DataFrame, X: np.ndarray, config: Mapping[str, Any]
+    obs: pd.DataFrame, measures: pd.DataFrame | None, X: np.ndarray, config: Mapping[str, Any]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the tables of wells and of plates.
 
     Parameters
     ----------
     obs
-        n wells with the schema's columns, indexed by well_id.
+        n wells with the schema's columns, indexed by well_id. Without `cell_count` nothing is said of counts.
     measures
-        n image measures, named c{channel}_{measure}.
+        n image measures, named c{channel}_{measure}; None for profiles, which have no images: no acquisition flag.
     X
         (n, d) embeddings.
     config
@@ -77,6 +80,7 @@ def assess(
             schema.QC_ACQUISITION: [flags.join(f, flags.ACQUISITION_WORDS) for f in run.acquisition],
             schema.QC_PHENOTYPE: [flags.join(f, flags.PHENOTYPE_WORDS) for f in run.phenotype],
             schema.QC_PASS: [not f for f in run.acquisition],
+            CONTROL_DISTANCE: pd.array(np.where(run.known, run.distance, np.nan), "Float64"),
         }
     )
     return wells, plate_table([_plate_row(run, name, found[name]) for name in run.plates])
@@ -85,7 +89,7 @@ def assess(
 class _Run:
     """The wells of a run as arrays aligned by position, and the flags collected so far."""
 
-    def __init__(self, obs: pd.DataFrame, measures: pd.DataFrame, X: np.ndarray):
+    def __init__(self, obs: pd.DataFrame, measures: pd.DataFrame | None, X: np.ndarray):
         self.obs, self.measures = obs, measures
         plate = obs[schema.PLATE_ID].astype(str).to_numpy()
         self.plates = {str(name): np.flatnonzero(plate == name) for name in pd.unique(plate)}
@@ -93,8 +97,11 @@ class _Run:
         self.role = obs[schema.CONTROL_ROLE].astype(str).to_numpy()
         self.experiment = obs[schema.EXPERIMENT].astype(str).to_numpy()
         self.perturbation = obs[schema.PERTURBATION].astype(str).to_numpy()
-        self.count = obs[schema.CELL_COUNT].to_numpy(dtype=np.float64)
-        self.complete = flags.complete_wells(obs, measures)
+        self.count = flags.cell_counts(obs)
+        self.complete = np.ones(len(obs), bool) if measures is None else flags.complete_wells(obs, measures)
+        self.counted = self.complete & np.isfinite(self.count)  # with images, every complete well
+        self.not_measured = [flags.NO_MEASURES] * (measures is None)
+        self.not_measured += [flags.NO_COUNTS] * (schema.CELL_COUNT not in obs.columns)
         self.fit = (self.role == schema.FIT) & self.complete
         self.negative = (self.control == schema.NEGATIVE) & self.complete
         self.positive = (self.control == schema.POSITIVE) & self.complete
@@ -116,7 +123,9 @@ class _Found:
 def _assess_plate(run: _Run, rows: np.ndarray, config: Mapping[str, Any]) -> _Found:
     """Flag the wells of one plate by its own controls; return why any limit is missing."""
     obs, complete = run.obs.iloc[rows], run.complete[rows]
-    acquisition, why = flags.acquisition_flags(obs, run.measures.iloc[rows], complete, config)
+    acquisition, why = [set() for _ in rows], []
+    if run.measures is not None:
+        acquisition, why = flags.acquisition_flags(obs, run.measures.iloc[rows], complete, config)
     phenotype, also = flags.phenotype_flags(obs, complete, run.distance[rows], run.known[rows], config)
     for i, a, p in zip(rows, acquisition, phenotype, strict=True):
         run.acquisition[i], run.phenotype[i] = a, p
@@ -126,12 +135,10 @@ def _assess_plate(run: _Run, rows: np.ndarray, config: Mapping[str, Any]) -> _Fo
 
 def _assess_layout(run: _Run, found: Mapping[str, _Found], config: Mapping[str, Any]) -> None:
     """Find plates out of focus and blocked columns, and pass both on to their wells."""
-    focus, column = flags.measure(run.measures, "focus"), run.obs[schema.COLUMN].to_numpy()
-    experiment = np.array([run.experiment[rows[0]] for rows in run.plates.values()])
-    controls = [focus[rows[run.negative[rows]]] for rows in run.plates.values()]
-    shifts, why = plate_stats.plate_focus_shift(controls, experiment)
+    column = run.obs[schema.COLUMN].to_numpy()
+    shifts, why = _focus_shifts(run)
     for (name, rows), shift, reason in zip(run.plates.items(), shifts, why, strict=True):
-        plate, usable = found[name], rows[run.complete[rows]]
+        plate, usable = found[name], rows[run.counted[rows]]
         plate.focus_shift = shift
         plate.blocked = plate_stats.blocked_columns(
             run.count[usable], column[usable], run.perturbation[usable], run.negative[usable]
@@ -148,12 +155,22 @@ def _assess_layout(run: _Run, found: Mapping[str, _Found], config: Mapping[str, 
                 run.acquisition[i].add(flags.DISPENSER)
 
 
+def _focus_shifts(run: _Run) -> tuple[list[float | None], list[str]]:
+    """Compare the focus of the plates of each experiment; without images there is nothing to compare, nor a reason."""
+    if run.measures is None:
+        return [None] * len(run.plates), [""] * len(run.plates)
+    focus = flags.measure(run.measures, "focus")
+    experiment = np.array([run.experiment[rows[0]] for rows in run.plates.values()])
+    return plate_stats.plate_focus_shift([focus[rows[run.negative[rows]]] for rows in run.plates.values()], experiment)
+
+
 def _plate_row(run: _Run, name: str, found: _Found) -> dict[str, Any]:
     """Return the numbers of one plate; None where there is no number, with the reason in `reasons`."""
     rows = run.plates[name]
     first = run.obs.iloc[rows[0]]
     negative = rows[run.negative[rows]]
-    counts = plate_stats.spread(run.count[negative], "negative controls")
+    counted = negative[run.counted[negative]]
+    counts = plate_stats.spread(run.count[counted], "negative controls")
     flagged = {kind: [bool(getattr(run, kind)[i]) for i in rows] for kind in ("acquisition", "phenotype")}
     row = {
         schema.PLATE_ID: name,
@@ -165,8 +182,8 @@ def _plate_row(run: _Run, name: str, found: _Found) -> dict[str, Any]:
         "n_reference": int((run.role[rows] == schema.REFERENCE).sum()),
         "n_positive": int((run.control[rows] == schema.POSITIVE).sum()),
         "n_cutting": int((run.control[rows] == schema.CUTTING).sum()),
-        "count_median": _median(run.count[rows[run.complete[rows]]]),
-        "count_control_median": _median(run.count[negative]),
+        "count_median": _median(run.count[rows[run.counted[rows]]]),
+        "count_control_median": _median(run.count[counted]),
         "count_control_sd": counts.sd,
         "focus_shift": found.focus_shift,
     }
@@ -176,7 +193,8 @@ def _plate_row(run: _Run, name: str, found: _Found) -> dict[str, Any]:
     row["blocked_columns"] = flags.SEPARATOR.join(map(str, found.blocked))
     row["flags"] = flags.join(found.flags, flags.PLATE_WORDS)
     row["reasons"] = "; ".join(reasons)
-    for measure in ("focus", "mean"):
+    row["not_measured"] = flags.SEPARATOR.join(run.not_measured)
+    for measure in ("focus", "mean") if run.measures is not None else ():
         values = flags.measure(run.measures, measure)[negative]
         for j, channel in enumerate(flags.channels(run.measures)):
             row[f"c{channel}_{measure}_control_median"] = _median(values[:, j])
@@ -186,9 +204,10 @@ def _plate_row(run: _Run, name: str, found: _Found) -> dict[str, Any]:
 def _add_effects(row: dict[str, Any], run: _Run, rows: np.ndarray) -> list[str]:
     """Add Z' factors and the edge effect to the row of a plate; return why any is missing."""
     negative, positive = rows[run.negative[rows]], rows[run.positive[rows]]
-    complete = rows[run.complete[rows]]
+    complete = rows[run.counted[rows]]
+    counted = positive[run.counted[positive]]
     row["zprime_count"], row["zprime_count_control"], why_count = plate_stats.best_zprime(
-        run.count[positive], run.perturbation[positive], run.count[negative]
+        run.count[counted], run.perturbation[counted], run.count[negative[run.counted[negative]]]
     )
     # fit controls leave themselves out of the centre, so all negative controls are a fair null for the
     # positives
@@ -200,7 +219,9 @@ def _add_effects(row: dict[str, Any], run: _Run, rows: np.ndarray) -> list[str]:
     row["edge_effect_percent"], why_edge = plate_stats.edge_effect(
         run.count[complete], run.obs[schema.EDGE_DISTANCE].to_numpy()[complete]
     )
-    missing = {"Z' on cell count": why_count, "Z' on distance": why_distance, "edge effect": why_edge}
+    missing = {"Z' on distance": why_distance}
+    if flags.NO_COUNTS not in run.not_measured:
+        missing = {"Z' on cell count": why_count, **missing, "edge effect": why_edge}
     return [f"no {what}: {why}" for what, why in missing.items() if why]
 
 
@@ -216,7 +237,8 @@ def plate_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     focus_shift (robust sd, negative = blurrier than the sister plates); zprime_count, zprime_distance and
     the positive control that gives each; edge_effect_percent; n_ and share_ of wells with an acquisition or
     phenotype flag; blocked_columns and flags (names joined by ";"); reasons (why a number or limit is
-    missing); c{channel}_focus_control_median, c{channel}_mean_control_median.
+    missing); not_measured (names of `flags.NOT_MEASURED_WORDS`, joined by ";": what no plate of the run has, "" for
+    images); c{channel}_focus_control_median, c{channel}_mean_control_median.
     """
     table = pd.DataFrame(rows)
     optional = ["count_median", "count_control_median", "count_control_sd", "focus_shift", "zprime_count"]

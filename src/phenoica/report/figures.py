@@ -52,30 +52,55 @@ def write_svg(figure: Figure, out_path: str | os.PathLike) -> None:
     files.write_text(out_path, '<?xml version="1.0" encoding="utf-8"?>\n' + svg(figure))
 
 
+# rows of the overview: column of qc/plates.parquet, axis label, words; a run of profiles may lack the first two
+PLATE_PANELS = (
+    ("count_median", "cells,\nmedian well", "cells in the median well"),
+    ("focus_shift", "sharpness, sd\n(− = blurrier)", "sharpness against the median plate of the same experiment, in "
+     "robust standard deviations of single wells (negative = blurrier)"),
+    ("n_wells", "wells", "wells with a profile"),
+    ("share_phenotype", "unusual wells,\nshare", "share of wells with a phenotype flag"),
+)  # fmt: skip
+
+
+def plate_panels(plates: pd.DataFrame) -> list[tuple[str, str, str]]:
+    """Return the two rows of the overview: cell count and sharpness, or what profiles have in their place."""
+    absent = set("".join(plates["not_measured"].iloc[:1]).split(";"))
+    unknown = {"count_median": schema.CELL_COUNT, "focus_shift": schema.IMAGE_MEASURES}
+    return [panel for panel in PLATE_PANELS if unknown.get(panel[0]) not in absent][:2]
+
+
+def plates_caption(plates: pd.DataFrame) -> str:
+    """Return what `plates_figure` shows, in words."""
+    top, bottom = (words for _, _, words in plate_panels(plates))
+    return (
+        f"Each dot is a plate, in the order of the table. Top: {top}. Bottom: {bottom}. Red diamonds: flagged."
+    )
+
+
 def plates_figure(plates: pd.DataFrame) -> Figure:
     """Return the overview of all plates: cell count above, sharpness against the sister plates below.
 
     Parameters
     ----------
     plates
-        Rows of qc/plates.parquet in the order of the table.
+        Rows of qc/plates.parquet in the order of the table. Where one of the two was not measured, see `plate_panels`.
     """
     figure, axes = _figure(10.5, 4.4, rows=2)
-    figure.phenoica_title = "Cell count and sharpness of every plate; the numbers are in the table"
+    panels = plate_panels(plates)
+    figure.phenoica_title = "Two numbers of every plate: " + "; ".join(words for _, _, words in panels)
     x = np.arange(len(plates))
     flagged = (plates["flags"] != "").to_numpy()
-    for ax, column, label in (
-        (axes[0, 0], "count_median", "cells,\nmedian well"),
-        (axes[1, 0], "focus_shift", "sharpness, sd\n(− = blurrier)"),
-    ):
+    for ax, (column, label, _) in zip(axes[:, 0], panels, strict=True):
         y = plates[column].to_numpy(dtype=float, na_value=np.nan)
         for where, colour, marker, size in ((~flagged, BLUE, "o", 34), (flagged, RED, "D", 46)):
             ax.scatter(x[where], y[where], c=colour, marker=marker, s=size, zorder=3, clip_on=False)
         ax.set_ylabel(label, fontsize=10)
         ax.margins(y=0.12)
         ax.grid(axis="y", color="#e2e2e2")
-    axes[0, 0].set_ylim(bottom=0)
-    axes[1, 0].axhline(0, color=GREY, lw=1)
+        if column == "focus_shift":
+            ax.axhline(0, color=GREY, lw=1)
+        else:
+            ax.set_ylim(bottom=0)
     _experiment_ticks(axes, plates[schema.EXPERIMENT].astype(str).to_numpy())
     return figure
 

@@ -132,6 +132,11 @@ def encoder_sentences(uns: Mapping[str, Any]) -> dict[str, str]:
     if missing:
         raise SchemaError(f"uns[{schema.UNS!r}] lacks {', '.join(missing)}; rerun the embed stage")
     saw = str(uns["encoder_saw_test_images"])
+    if uns.get("source") == "profiles":
+        known = {"yes": "What made them was trained on images of these experiments: “held out” holds for views and "
+                 "probes only.", "no": "What made them was not trained on images of these experiments."}  # fmt: skip
+        sentence = known.get(saw, "Whether what made them was trained on images of these experiments is not known.")
+        return {"encoder": f"Profiles: {uns['checkpoint']}. {sentence}", "licences": f"Licences: {uns['licences']}."}
     return {
         "encoder": f"Encoder: {uns['checkpoint']}. {SAW_TEST_IMAGES.get(saw, saw)}",
         "licences": f"Licences: {uns['licences']}.",

@@ -19,9 +19,11 @@ from phenoica import files, schema
 from phenoica.errors import SchemaError
 from phenoica.plates.address import plate_shape, row_letters
 from phenoica.qc import flags, plate_stats
+from phenoica.qc.run import CONTROL_DISTANCE
 from phenoica.report import figures, pages
 
 COLOUR_PERCENTILES = (2, 98)  # one extreme well must not wash out the rest of the map
+MAP_ENDS = "Colours end at the 2nd and 98th percentile of the plate; grey = no well. Point at a well for its value."
 
 
 def write_experiment(
@@ -65,7 +67,7 @@ def write_experiment(
 
     pages.file_name(experiment, "experiment")
     adata = anndata.read_h5ad(embeddings_h5ad, backed="r")
-    obs, measures, uns = adata.obs, adata.obsm[schema.IMAGE_MEASURES], dict(adata.uns[schema.UNS])
+    obs, measures, uns = adata.obs, adata.obsm.get(schema.IMAGE_MEASURES), dict(adata.uns[schema.UNS])
     adata.file.close()
     keep = (obs[schema.EXPERIMENT].astype(str) == experiment).to_numpy()
     if not keep.any():
@@ -79,8 +81,8 @@ def write_experiment(
                 sentences=pages.encoder_sentences(uns),
             )
         return
-    wells = pd.read_parquet(qc_wells).set_index(schema.WELL_ID)[list(schema.QC_COLUMNS)]
-    obs, measures = obs[keep].join(wells, validate="1:1"), measures[keep]
+    wells = pd.read_parquet(qc_wells).set_index(schema.WELL_ID)[[*schema.QC_COLUMNS, CONTROL_DISTANCE]]
+    obs, measures = obs[keep].join(wells, validate="1:1"), None if measures is None else measures[keep]
     if obs[schema.QC_PASS].isna().any():
         raise SchemaError(f"{qc_wells}: wells of {experiment!r} are missing; rerun the qc stage")
     plates = sorted_plates(pd.read_parquet(qc_plates))
@@ -88,7 +90,8 @@ def write_experiment(
         for position in np.flatnonzero(plates[schema.EXPERIMENT] == experiment):
             row = plates.iloc[position]
             on_plate = (obs[schema.PLATE].astype(str) == row[schema.PLATE]).to_numpy()
-            values = plate_values(obs[on_plate], measures[on_plate], row, plate_format)
+            measured = None if measures is None else measures[on_plate]
+            values = plate_values(obs[on_plate], measured, row, plate_format)
             page = f"{pages.file_name(row[schema.PLATE], 'plate')}.html"
             # links are worked out for the final folder: the temporary one stands beside it
             links = _plate_links(plates, int(position), Path(out_dir) / page, Path(plotly_src))
@@ -132,7 +135,9 @@ def _plate_links(plates: pd.DataFrame, position: int, page: Path, plotly: Path) 
     return links
 
 
-def plate_values(obs: pd.DataFrame, measures: pd.DataFrame, row: pd.Series, plate_format: int = 1536) -> dict[str, Any]:
+def plate_values(
+    obs: pd.DataFrame, measures: pd.DataFrame | None, row: pd.Series, plate_format: int = 1536
+) -> dict[str, Any]:
     """Return what the template of a plate page shows.
 
     Parameters
@@ -140,7 +145,7 @@ def plate_values(obs: pd.DataFrame, measures: pd.DataFrame, row: pd.Series, plat
     obs
         The n wells of the plate with the columns of embed and qc.
     measures
-        Their image measures.
+        Their image measures; None for profiles.
     row
         The plate's row of qc/plates.parquet.
     plate_format
@@ -164,6 +169,8 @@ def plate_values(obs: pd.DataFrame, measures: pd.DataFrame, row: pd.Series, plat
         "plate_flags": plate_sentences(row),
         "facts": plate_facts(row),
         "reasons": row["reasons"],
+        "images": measures is not None,
+        "not_measured": not_measured_sentence(row),
         "maps": maps,
         "flagged": flagged_wells(obs, measures, row),
         "data": pages.script_json(data),
@@ -190,14 +197,50 @@ def _well_on_map(well: pd.Series) -> dict[str, Any]:
     }
 
 
-def plate_maps(obs: pd.DataFrame, measures: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the maps of a plate: cell count, focus and intensity, each with one or more measures.
+def not_measured_sentence(row: Mapping[str, Any]) -> str:
+    """Return what was not measured in this run, in words; "" where everything was."""
+    words = [flags.NOT_MEASURED_WORDS[name] for name in flags.split(row["not_measured"])]
+    return f"Not measured in this run: {'; '.join(words)}." if words else ""
 
-    A measure has one value and one text a well; a value that was not measured is None and its text says so.
+
+def plate_maps(obs: pd.DataFrame, measures: pd.DataFrame | None) -> list[dict[str, Any]]:
+    """Return the maps of a plate, each with one or more measures: cell count, focus and intensity.
+
+    A measure has one value and one text a well; a value that was not measured is None and its text says so. Profiles
+    have no focus and no intensity, and a cell count only if they bring one; the layout and the distance from the
+    controls, where it is known, stand in their place.
     """
+    maps = []
+    if schema.CELL_COUNT in obs.columns:
+        maps.append({
+            "id": "map-count", "title": "Cell count", "colorscale": "Viridis",
+            "caption": f"{'Nuclei counted' if measures is not None else 'Cells, as the profiles give them,'} in each "
+            f"well. {MAP_ENDS}",
+            "measures": [_measure("cells", "cells", obs[schema.CELL_COUNT].to_numpy(dtype=np.float64))],
+        })  # fmt: skip
+    if measures is not None:
+        return maps + _image_maps(obs, measures)
+    present = {**_measure("profile", "", np.ones(len(obs))), "text": ["yes"] * len(obs)}
+    maps.append({
+        "id": "map-layout", "title": "Layout", "colorscale": "Cividis",
+        "caption": "Where the wells with a profile are; grey = no well. Point at a well for its treatment.",
+        "measures": [present],
+    })  # fmt: skip
+    distance = obs[CONTROL_DISTANCE].to_numpy(dtype=np.float64, na_value=np.nan)
+    if np.isfinite(distance).any():
+        maps.append({
+            "id": "map-distance", "title": "Distance from the controls", "colorscale": "Viridis",
+            "caption": "How far the embedding of a well is from the median fit control of this plate, in robust sd of "
+            f"single controls (root mean square over features). {MAP_ENDS}",
+            "measures": [_measure("distance", "sd", distance)],
+        })  # fmt: skip
+    return maps
+
+
+def _image_maps(obs: pd.DataFrame, measures: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the maps of focus and intensity."""
     channels = flags.channels(measures)
     focus, mean = flags.measure(measures, "focus"), flags.measure(measures, "mean")
-    ends = "Colours end at the 2nd and 98th percentile of the plate; grey = no well. Point at a well for its value."
     by_channel = [f"channel {c}" for c in channels]
     focus_measures = [_measure(name, "focus", values) for name, values in zip(by_channel, focus.T, strict=True)]
     finite = np.isfinite(focus).all(axis=1)
@@ -208,26 +251,19 @@ def plate_maps(obs: pd.DataFrame, measures: pd.DataFrame) -> list[dict[str, Any]
         focus_measures.insert(0, _measure("all channels", "sd from controls", typical))
     return [
         {
-            "id": "map-count",
-            "title": "Cell count",
-            "colorscale": "Viridis",
-            "caption": f"Nuclei counted in each well. {ends}",
-            "measures": [_measure("cells", "cells", obs[schema.CELL_COUNT].to_numpy(dtype=np.float64))],
-        },
-        {
             "id": "map-focus",
             "title": "Focus",
             "colorscale": "Cividis",
             "caption": "Sharpness: the slope of the log power spectrum; lower (darker) = blurrier. “All channels” is "
             "the median over channels of the distance to the median control well, in robust standard deviations; wells "
-            f"far below 0 are flagged. {ends}",
+            f"far below 0 are flagged. {MAP_ENDS}",
             "measures": focus_measures,
         },
         {
             "id": "map-intensity",
             "title": "Intensity",
             "colorscale": "Viridis",
-            "caption": f"Mean grey level of the images of a well, 0 (black) to 255 (brightest). {ends}",
+            "caption": f"Mean grey level of the images of a well, 0 (black) to 255 (brightest). {MAP_ENDS}",
             "measures": [_measure(name, "grey level", values) for name, values in zip(by_channel, mean.T, strict=True)],
         },
     ]
@@ -288,7 +324,8 @@ def plate_facts(row: Mapping[str, Any]) -> list[dict[str, str]]:
         for key in ("zprime_count", "zprime_distance")
     }
     scale = "1 = perfect, above 0.5 = wide gap to the negative controls, below 0 = they overlap"
-    return [
+    absent = flags.split(row["not_measured"])
+    facts = [
         {"name": "Cells in the median well", "value": pages.number(row["count_median"]), "note": controls},
         {
             "name": "Sharpness of the plate",
@@ -307,18 +344,23 @@ def plate_facts(row: Mapping[str, Any]) -> list[dict[str, str]]:
             "note": "cells in the outermost ring against the wells inside",
         },
     ]
+    of_counts = {"Cells in the median well", "Z′ on cell count", "Edge effect"} if flags.NO_COUNTS in absent else set()
+    of_images = {"Sharpness of the plate"} if flags.NO_MEASURES in absent else set()
+    return [fact for fact in facts if fact["name"] not in of_counts | of_images]
 
 
-def flagged_wells(obs: pd.DataFrame, measures: pd.DataFrame, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def flagged_wells(obs: pd.DataFrame, measures: pd.DataFrame | None, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the flagged wells of a plate, acquisition flags first, with the reasons in words."""
-    saturated = pd.DataFrame(flags.measure(measures, "saturated"), columns=flags.channels(measures))
-    most = int(obs[schema.N_TILES].max())
+    saturated, most, counts = pd.DataFrame(index=range(len(obs))), 0, flags.cell_counts(obs)
+    if measures is not None:  # else no well has a flag that speaks of them
+        saturated = pd.DataFrame(flags.measure(measures, "saturated"), columns=flags.channels(measures))
+        most = int(obs[schema.N_TILES].max())
     wells = []
     for i, (_, well) in enumerate(obs.iterrows()):
         acquisition, phenotype = (flags.split(well[c]) for c in (schema.QC_ACQUISITION, schema.QC_PHENOTYPE))
         if not acquisition and not phenotype:
             continue
-        control, count = str(well[schema.CONTROL]), well[schema.CELL_COUNT]
+        control, count = str(well[schema.CONTROL]), counts[i]
         words = [_flag_words(flag, well, row, saturated.iloc[i], most) for flag in acquisition + phenotype]
         wells.append(
             {
@@ -381,6 +423,8 @@ def write_index(qc_plates: str | os.PathLike, embeddings_h5ad: str | os.PathLike
         n_wells=int(plates["n_wells"].sum()),
         n_flagged=int((plates["flags"] != "").sum()),
         n_acquisition=int(plates["n_acquisition"].sum()),
+        not_measured=not_measured_sentence(plates.iloc[0]),
+        caption=figures.plates_caption(plates),
         run_link=pages.link(page.parent.parent.parent / "index.html", page),
         figure=figures.svg(figures.plates_figure(plates)),
         sentences=pages.encoder_sentences(pages.read_uns(embeddings_h5ad)),

@@ -19,6 +19,7 @@ from phenoica.config import RunPaths
 from phenoica.embed.encoder import encoder_folder
 from phenoica.errors import SchemaError
 from phenoica.report import pages
+from phenoica.report.plate_pages import not_measured_sentence
 from phenoica.report.score_page import verdict
 
 
@@ -49,8 +50,10 @@ def write(config: Mapping[str, Any], out_path: str | os.PathLike | None = None) 
         title=config["report"]["title"],
         run=config["run"],
         demo=config["source"] == "demo",
+        profiles=config["source"] == "profiles",
+        not_measured=not_measured_sentence(plates.iloc[0]) if config["source"] == "profiles" else "",
         links=[_entry(page, *entry, scored=scored) for entry in _pages(paths, config)],
-        data=[_entry(page, *entry, scored=scored) for entry in _data(paths)],
+        data=[_entry(page, *entry, scored=scored) for entry in _data(paths, config)],
         n_wells=int(plates["n_wells"].sum()),
         n_plates=len(plates),
         n_experiments=int(plates[schema.EXPERIMENT].nunique()),
@@ -90,11 +93,14 @@ def _pages(paths: RunPaths, config: Mapping[str, Any]) -> Iterator[tuple]:
         yield paths.report("encoder.html"), "Encoder", "how it was trained, its loss, what it can fill in"
 
 
-def _data(paths: RunPaths) -> Iterator[tuple]:
+def _data(paths: RunPaths, config: Mapping[str, Any]) -> Iterator[tuple]:
+    profiles = config["source"] == "profiles"
+    content = "the profiles" if profiles else "raw embedding and image measures"
     yield paths.disentangled, "disentangled.h5ad", "AnnData: every well in the views of the exploration fit", True
-    yield paths.embeddings, "embeddings.h5ad", "AnnData: raw embedding and image measures"
+    yield paths.embeddings, "embeddings.h5ad", f"AnnData: {content}"
     yield paths.scores("csv"), "scores.csv", "the score table, one row a score", True
-    yield paths.plates("wells.parquet"), "wells.parquet", "every well: metadata, controls, image locations"
+    places = "where its profile is" if profiles else "image locations"
+    yield paths.plates("wells.parquet"), "wells.parquet", f"every well: metadata, controls, {places}"
     yield paths.plates("design.csv"), "design.csv", "every treatment: label, control, wells, addresses"
     yield paths.plates("folds.csv"), "folds.csv", "the fold of every experiment"
     yield paths.qc_wells, "qc/wells.parquet", "flags of every well"
@@ -145,9 +151,11 @@ def quarantine(paths: RunPaths) -> dict[str, Any]:
 
 def provenance(config: Mapping[str, Any], uns: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what the results were made with, as names and texts."""
+    profiles = config["source"] == "profiles"
+    listed = [("SHA-256 of a file of profiles", str(line)) for line in uns.get("profiles_sha256", [])]
     return [
-        ("Encoder", str(uns["checkpoint"])),
-        ("SHA-256 of the checkpoint", str(uns["checkpoint_sha256"]) or "none"),
+        ("Profiles" if profiles else "Encoder", str(uns["checkpoint"])),
+        *(listed or [("SHA-256 of the checkpoint", str(uns["checkpoint_sha256"]) or "none")]),
         ("Encoder trained on images of these experiments", str(uns["encoder_saw_test_images"])),
         ("Licences", str(uns["licences"])),
         ("Seed", str(config["seed"])),

@@ -91,6 +91,7 @@ def write(
         chance=concentration_chance(total),
         perturbations=perturbation_table(total),
         skipped=skipped(total),
+        absent=absent_baselines(decided),
         folds=[fold_row(record) for record in decided],
         components=component_rows(uns.get(schema.UNS_COMPONENTS)),
         labels=label_counts(uns.get(schema.UNS_COMPONENTS)),
@@ -385,6 +386,12 @@ def skipped(total: pd.DataFrame) -> list[dict[str, str]]:
         }
         for (contrast, perturbation, reason), views in found.items()
     ]
+
+
+def absent_baselines(decided: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the baselines that no fold could score, each with the reason, as sentences."""
+    found = {name: why for record in decided for name, why in record.get("absent_baselines", {}).items()}
+    return [f"There is no row {name}: {why}." for name, why in found.items()]
 
 
 def fold_row(record: Mapping[str, Any]) -> dict[str, Any]:

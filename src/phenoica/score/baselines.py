@@ -6,6 +6,7 @@ that also scores the views go out. Whatever is estimated (levels, means, scales)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -171,6 +172,26 @@ def baseline_features(
     if random_encoder is not None:
         found.append(Features(RANDOM_ENCODER, standardised(random_encoder, train)))
     return found
+
+
+def absent_baselines(found: Sequence[Features], obs: pd.DataFrame, measures: pd.DataFrame | None) -> dict[str, str]:
+    """Return which of the baselines every table should have are not among `found`, each with the reason.
+
+    Parameters
+    ----------
+    found
+        As from `baseline_features`.
+    obs, measures
+        What they were made of.
+    """
+    there = {features.view for features in found}
+    reasons = {
+        CELL_COUNT: "no training well has a cell count" if schema.CELL_COUNT in obs.columns
+        else "the profiles bring no cell count (profiles.columns.cell_count)",
+        IMAGE_MEASURES: "the wells are profiles, so there are no images to measure" if measures is None
+        else "nothing was measured in the training wells",
+    }  # fmt: skip
+    return {name: reason for name, reason in reasons.items() if name not in there}
 
 
 def permute_within(labels: np.ndarray, plates: np.ndarray, rng: np.random.Generator) -> np.ndarray:

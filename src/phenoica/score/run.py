@@ -19,7 +19,7 @@ from phenoica import schema
 from phenoica.disentangle.run import fit_views, join_qc, load_fit
 from phenoica.errors import SchemaError, ScoreError
 from phenoica.files import write_csv, write_json, write_parquet, write_text
-from phenoica.score.baselines import PERMUTED, Features, baseline_features
+from phenoica.score.baselines import PERMUTED, Features, absent_baselines, baseline_features
 from phenoica.score.fold import FOLD_COLUMNS, FoldScorer, table
 from phenoica.score.summary import over_folds, printed
 
@@ -55,7 +55,8 @@ def score_fold(
     out_parquet
         Rows with `schema.SCORE_COLUMNS` plus `pairs` (int) and `variance` (of an AUROC within plates, null elsewhere).
     out_json
-        What no held-out well has touched: fold, training_experiments, test_experiments, fraction_rule (everywhere,
+        What no held-out well has touched: fold, training_experiments, test_experiments, absent_baselines (baseline ->
+        why it has no row), fraction_rule (everywhere,
         widespread, default), fraction_perturbations, fractions (view -> fraction, sparse_fraction, rule, path),
         probes (view -> contrast/perturbation -> lambda, lambda_max, non_zero, converged), ranking (view -> biology,
         batch: component indices from most to least, empty where all are 0 or cannot be measured), permuted_view,
@@ -214,11 +215,13 @@ class _Wells:
         features = view_features(views, self.X, self.obs)
         keys = {f.key: f for f in features}
         base = next((keys[name] for name in _PERMUTED_OF if name in keys), features[0])
-        features += baseline_features(self.obs, self.folds != fold, self.measures, truth, self.random_encoder)
+        baselines = baseline_features(self.obs, self.folds != fold, self.measures, truth, self.random_encoder)
+        features += baselines
         features.append(Features(PERMUTED, base.values, base.test_data_used))
         rows, decided = scorer.score(features)
         decided["permuted_view"] = base.key
         decided["encoder"] = self.encoder
+        decided["absent_baselines"] = absent_baselines(baselines, self.obs, self.measures)
         return rows, decided
 
 

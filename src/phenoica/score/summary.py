@@ -403,6 +403,8 @@ def _footnotes(total: pd.DataFrame, decided: Sequence[Mapping[str, Any]]) -> lis
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         text = "; ".join(REASONS[r] for r in reason.split(";"))
         lines.append(f"Not testable, {len(names)}: {shown} ({text}).")
+    absent = {name: why for record in decided for name, why in record.get("absent_baselines", {}).items()}
+    lines += [f"No row {name}: {why}." for name, why in absent.items()]
     rules = sorted({record["fraction_rule"] for record in decided} - {"everywhere"})
     if rules:
         lines.append(

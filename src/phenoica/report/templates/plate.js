@@ -39,7 +39,7 @@
     const heat = {
       type: "heatmap", x: columns, y: data.row_names, z: grid(measure.values, null), text: grid(text, ""),
       hovertemplate: "%{text}<extra></extra>", hoverongaps: false, colorscale: map.colorscale, xgap: 1, ygap: 1,
-      zmin: measure.low, zmax: measure.high, colorbar: {title: {text: measure.unit, side: "right"}, thickness: 16},
+      zmin: measure.low, zmax: measure.high, showscale: map.id !== "map-layout", colorbar: {title: {text: measure.unit, side: "right"}, thickness: 16},
     };
     const tick = {fixedrange: true, showgrid: false, zeroline: false, ticks: "", constrain: "domain"};
     const layout = {
