@@ -491,6 +491,28 @@ def summarise(
     )  # fmt: skip
 
 
+@app.command()
+def export(
+    config: Config,
+    out: Annotated[Path, typer.Option(help="Table to write: .parquet, .csv or .csv.gz.")],
+    pycytominer: Annotated[
+        bool, typer.Option("--pycytominer", help="In the columns of pycytominer: Metadata_ first, then features.")
+    ] = False,
+    view: Annotated[str, typer.Option(help="raw (the embedding), pca, ica, tvn, pca_cs, biology or batch.")] = "raw",
+    h5ad: Annotated[
+        Path | None, typer.Option(help="Default: embeddings.h5ad of the run for raw, else disentangled.h5ad.")
+    ] = None,
+) -> None:
+    """Write the wells as a plain table for other tools; `source: profiles` reads it back."""
+    from phenoica.errors import ConfigError
+    from phenoica.export import RAW, export_pycytominer
+
+    if not pycytominer:
+        raise ConfigError("phenoica export: name the format, --pycytominer")
+    paths = RunPaths.of(load(config))
+    export_pycytominer(h5ad or (paths.embeddings if view == RAW else paths.disentangled), out, view)
+
+
 @app.command("report-plates")
 def report_plates(
     config: Config,

@@ -200,10 +200,11 @@ def control_distance(X: np.ndarray, plate: np.ndarray, fit: np.ndarray) -> tuple
         return distance, known
     for rows in plates:
         controls = rows[fit[rows]]
-        centre = np.median(X[controls], axis=0)
-        for row in rows:
-            own = np.median(X[controls[controls != row]], axis=0) if fit[row] else centre
-            distance[row] = np.sqrt(np.mean(((X[row] - own)[varies] / scale[varies]) ** 2))
+        centres = np.broadcast_to(np.median(X[controls], axis=0), (len(rows), X.shape[1])).copy()
+        for i in np.flatnonzero(fit[rows]):
+            centres[i] = np.median(X[controls[controls != rows[i]]], axis=0)
+        z = (X[rows] - centres)[:, varies] / scale[varies]
+        distance[rows] = np.sqrt(np.mean(z**2, axis=1))
         known[rows] = True
     return distance, known
 

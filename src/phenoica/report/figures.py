@@ -72,9 +72,7 @@ def plate_panels(plates: pd.DataFrame) -> list[tuple[str, str, str]]:
 def plates_caption(plates: pd.DataFrame) -> str:
     """Return what `plates_figure` shows, in words."""
     top, bottom = (words for _, _, words in plate_panels(plates))
-    return (
-        f"Each dot is a plate, in the order of the table. Top: {top}. Bottom: {bottom}. Red diamonds: flagged."
-    )
+    return f"Each dot is a plate, in the order of the table. Top: {top}. Bottom: {bottom}. Red diamonds: flagged."
 
 
 def plates_figure(plates: pd.DataFrame) -> Figure:

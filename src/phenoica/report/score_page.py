@@ -21,7 +21,7 @@ from phenoica.score.baselines import BASELINES, PERMUTED
 from phenoica.score.contrasts import CONTRASTS, CUTTING, OF_FOLDS, POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
 from phenoica.score.fold import AUROC, CONCENTRATION, CONCENTRATION_CONTRAST, HOYER, L1, L2_CONTRAST, L2_METRICS
 from phenoica.score.intervals import WITHIN_EXPERIMENTS
-from phenoica.score.summary import COMPARED, MACRO, OVER_FOLDS, ROTATION, TRAINING, training_rows
+from phenoica.score.summary import COMPARED, MACRO, OVER_FOLDS, ROTATION, TRAINING, position_lines, training_rows
 
 POOLED, WITHIN = schema.SCOPES[:2]
 NULLS = (ROTATION, PERMUTED)
@@ -92,6 +92,7 @@ def write(
         perturbations=perturbation_table(total),
         skipped=skipped(total),
         absent=absent_baselines(decided),
+        confounded=position_lines(total),
         folds=[fold_row(record) for record in decided],
         components=component_rows(uns.get(schema.UNS_COMPONENTS)),
         labels=label_counts(uns.get(schema.UNS_COMPONENTS)),

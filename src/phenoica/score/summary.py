@@ -14,7 +14,7 @@ import pandas as pd
 
 from phenoica import schema
 from phenoica.score import intervals
-from phenoica.score.baselines import BASELINES, RANDOM_ENCODER
+from phenoica.score.baselines import BASELINES, POSITION_LINEAR, RANDOM_ENCODER
 from phenoica.score.contrasts import POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
 from phenoica.score.fold import (
     AUROC,
@@ -36,6 +36,7 @@ OVER_FOLDS = -1
 COMPARED = "ica"  # the view that the verdict is about; every other one is subtracted from it
 TRAINING = ("raw", RANDOM_ENCODER)  # the pair whose difference says what the encoder's training adds
 ROTATION = "rotation"
+CONFOUNDED = 0.5  # position_overlap under which the well's position alone explains a perturbation
 WITHIN_MARK = "*"  # in the printed table, on intervals within these experiments
 _UNBOUNDED = ("participation",)
 # what identifies one score across folds
@@ -229,7 +230,7 @@ def printed(scores: pd.DataFrame, decided: Sequence[Mapping[str, Any]], config: 
     """
     total = scores[scores["fold"] == OVER_FOLDS]
     lines = [*_heading(total, decided, config), "", *_score_lines(total), "", *_control_lines(total)]
-    lines += [*_concentration_lines(total, config), *_training_lines(total)]
+    lines += [*_concentration_lines(total, config), *_training_lines(total), *position_lines(total)]
     lines += ["", *_verdict(total), "", *_footnotes(total, decided)]
     return "\n".join(lines) + "\n"
 
@@ -349,6 +350,33 @@ def _training_lines(total: pd.DataFrame) -> list[str]:
         known = not pd.isna(row["value"])
         parts.append(f"{name} {row['value']:+.3f}{_range(row, '+.3f')}" if known else f"{name} not testable")
     return [f"Encoder: {' minus '.join(TRAINING)} (same size, random weights): {', '.join(parts)}."]
+
+
+def position_lines(total: pd.DataFrame) -> list[str]:
+    """Return the warning that position alone explains perturbations, as one line; empty where it explains none.
+
+    position_overlap of a perturbation is min(1, 2 (1 - A)), A the held-out AUROC of a model that sees the well's
+    position only (here the linear one); under `CONFOUNDED` its wells and the references sit apart.
+
+    Parameters
+    ----------
+    total
+        Rows over folds.
+    """
+    rows = _auroc_rows(total)
+    rows = rows[
+        (rows["contrast"] == QUERY) & (rows["perturbation"] != MACRO) & (rows["view"] == POSITION_LINEAR)
+        & rows["value"].notna()
+    ]  # fmt: skip
+    overlap = np.minimum(1.0, 2.0 * (1.0 - rows["value"].to_numpy(np.float64)))
+    names = rows["perturbation"][overlap < CONFOUNDED].tolist()
+    if not names:
+        return []
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return [
+        f"CONFOUNDED WITH POSITION: {len(names)} of {len(rows)} query perturbations have position_overlap under "
+        f"{CONFOUNDED} (median {np.median(overlap):.2f}), so their scores support no claim: {shown}."
+    ]
 
 
 def _verdict(total: pd.DataFrame) -> list[str]:
