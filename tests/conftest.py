@@ -116,3 +116,51 @@ class TinyScreen:
 def tiny_screen(tmp_path: Path) -> TinyScreen:
     """A small screen that a test may damage before it is written."""
     return TinyScreen(tmp_path)
+
+
+class ProfileScreen:
+    """A csv of profiles that a test may damage: 2 weeks x 2 plates x 16 wells x 6 features, 6 of them DMSO."""
+
+    COLUMNS = {"plate": "Metadata_Plate", "address": "Metadata_Well", "perturbation": "gene", "treatment": "drug"}
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        random = np.random.default_rng(0)
+        rows = []
+        for plate in ("W1_08", "W1_8.0", "W2_123_456", "W2_8"):
+            for i in range(16):
+                gene = "DMSO" if i < 6 else ("NA", "SEPT2")[i % 2]
+                effect = {"DMSO": 0.0, "NA": 1.5, "SEPT2": -1.5}[gene]
+                features = random.normal(effect, 1, 6) + int(plate[1])
+                where = f"{'ABCD'[i % 4]}{i // 4 + 1:02d}"
+                rows.append((plate, where, gene, gene if i < 6 else f"{gene}_{i % 3}", *features))
+        self.frame = pd.DataFrame(
+            rows, columns=["Metadata_Plate", "Metadata_Well", "gene", "drug", *(f"Cells_{j}" for j in range(6))]
+        )
+
+    def config(self, *, plates: dict | None = None, embed: dict | None = None, **profiles) -> dict:
+        """Return a resolved configuration; keyword arguments are keys of the section `profiles`."""
+        section = {
+            "files": [str(self.folder / "profiles*")],
+            "columns": self.COLUMNS,
+            "batch": {"column": "Metadata_Plate", "pattern": "^(W[0-9])_"},
+        }
+        return resolve({
+            "run": "profiles", "source": "profiles", "results": str(self.folder / "results"),
+            "profiles": {**section, **profiles},
+            "plates": {"plate_format": 96, "negative_controls": ["DMSO"], "positive_controls": [], **(plates or {})},
+            "embed": embed or {}, "disentangle": {"n_components": 2, "min_fit_controls": 2, "rotation_draws": 2},
+            "score": {"rotation_draws": 1, "min_wells": 2},
+        })  # fmt: skip
+
+    def write(self, frame: pd.DataFrame | None = None, name: str = "profiles.csv") -> Path:
+        """Write the profiles, as csv or parquet."""
+        frame, path = self.frame if frame is None else frame, self.folder / name
+        frame.to_parquet(path, row_group_size=10) if path.suffix == ".parquet" else frame.to_csv(path, index=False)
+        return path
+
+
+@pytest.fixture
+def profile_screen(tmp_path: Path) -> ProfileScreen:
+    """Profiles that a test may damage before they are written."""
+    return ProfileScreen(tmp_path)
