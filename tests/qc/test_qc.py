@@ -410,3 +410,39 @@ def test_run_qc_writes_both_tables(tmp_path):
 def test_importing_qc_loads_no_torch():
     code = "import sys, phenoica.qc.run; assert not {'torch', 'scanpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_profiles_without_images_get_no_acquisition_flag_and_no_made_up_number():
+    obs, _, X = make_wells()
+    far = queries(obs)[0]
+    X[far] += 20
+    obs = obs.drop(columns=[schema.N_TILES, schema.CELL_COUNT])
+    wells, plates = run.assess(obs, None, X, CONFIG)
+    assert wells[schema.QC_PASS].all() and (wells[schema.QC_ACQUISITION] == "").all()
+    assert names(wells, far, schema.QC_PHENOTYPE) == ["distance"]
+    assert (plates["not_measured"] == "image_measures;cell_count").all()
+    assert (plates["flags"] == "").all()  # what was never measured is no fault of the plate
+    for column in ("count_median", "count_control_median", "focus_shift", "zprime_count", "edge_effect_percent"):
+        assert plates[column].isna().all(), column
+    assert not plates["reasons"].str.contains("count|focus|edge").any()
+    assert plates["zprime_distance"].notna().all()
+    assert not any(c.startswith("c1_") for c in plates.columns)
+
+
+def test_counts_that_profiles_bring_are_used_where_they_are_known():
+    obs, _, X = make_wells()
+    low, unknown = queries(obs)[:2]
+    obs.loc[obs.index[[low, unknown]], schema.CELL_COUNT] = [5.0, np.nan]
+    wells, plates = run.assess(obs.drop(columns=schema.N_TILES), None, X, CONFIG)
+    assert names(wells, low, schema.QC_PHENOTYPE) == ["count"]
+    assert names(wells, unknown, schema.QC_PHENOTYPE) == [] and wells[schema.QC_PASS].all()
+    assert (plates["not_measured"] == "image_measures").all() and plates["count_median"].notna().all()
+
+
+def test_the_distance_of_every_well_is_kept_and_null_where_it_is_not_known():
+    obs, _, X = make_wells(n_plates=2)
+    second = (obs[schema.PLATE_ID] == "exp-1_2").to_numpy()
+    obs.loc[second & (obs[schema.CONTROL_ROLE] == "fit").to_numpy(), schema.CONTROL_ROLE] = "reference"
+    wells, plates = run.assess(obs.drop(columns=[schema.N_TILES, schema.CELL_COUNT]), None, X, CONFIG)
+    assert wells.loc[~second, run.CONTROL_DISTANCE].gt(0).all() and wells.loc[second, run.CONTROL_DISTANCE].isna().all()
+    assert list(plates["flags"]) == ["", "no_limits"]

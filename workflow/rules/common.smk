@@ -46,6 +46,10 @@ def settings(*sections):
         chosen["embed"] = part_of(
             "embed", "dna_channel"
         )  # checked against plates.channels whenever a job reads them
+    if "score" not in names:
+        chosen["score"] = {
+            "rotation_draws": 1
+        }  # its default may be more than disentangle.rotation_draws fits
     return json.dumps(chosen)
 
 
