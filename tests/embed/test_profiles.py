@@ -60,6 +60,14 @@ def test_several_files_and_a_cell_count(profile_screen):
     assert "n" not in adata.var_names
 
 
+def test_rows_that_are_no_well_of_the_run_are_passed_over(profile_screen):
+    frame, again = profile_screen.frame, profile_screen.frame.iloc[[0]].assign(Cells_0=99.0)
+    profile_screen.write(pd.concat([frame.iloc[:10], again, frame.iloc[10:]]))
+    adata, quarantine = embed(profile_screen)
+    assert np.array_equal(adata.X, expected(profile_screen, adata))
+    assert quarantine[["well_id", "row"]].values.tolist() == [["W1_W1_08_A01", 10]]
+
+
 def test_strings_are_stored_in_the_legacy_encoding(profile_screen):
     profile_screen.write()
     embed(profile_screen)
@@ -162,8 +170,9 @@ def test_a_shared_hash_is_no_identity(monkeypatch):
 
     monkeypatch.setattr(profiles.np.random, "default_rng", lambda seed: Zero())
     # weights of 1: rows whose bits have one sum share a hash
-    X = np.array([[1, 2], [2, 1], [1, 2]], np.float32)
-    assert [g.tolist() for g in identical_rows(X, np.ones(3, bool), np.ones(2, bool))] == [[0, 2]]
+    X = np.array([[2, 1], [1, 2], [4, 5], [1, 2], [2, 1], [2, 1.5]], np.float32)
+    assert [g.tolist() for g in identical_rows(X, np.ones(6, bool), np.ones(2, bool))] == [[0, 4], [1, 3]]
+    assert [g.tolist() for g in identical_rows(X[:4], np.ones(4, bool), np.ones(2, bool))] == [[1, 3]]
 
 
 def test_one_row_only_is_an_error(profile_screen):
