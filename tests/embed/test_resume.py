@@ -148,7 +148,7 @@ def test_wells_are_in_the_order_of_their_last_image():
 # Forks children that embed and kills them at random moments, until 20 were killed; each part that is finished on the
 # way is hashed and deleted, so that the next one starts from nothing.
 _KILLER = """
-import json, os, random, signal, sys, time
+import json, os, random, shutil, signal, sys, time
 from pathlib import Path
 import phenoica.embed.run as embed_run
 from phenoica import files
@@ -175,9 +175,12 @@ while killed < 20:
     duration = duration or time.monotonic() - start
     pieces.append(len(list(part.with_suffix(".pieces").glob("piece-*.parquet"))))
     killed += os.WIFSIGNALED(status)
-    if part.exists() and not part.with_suffix(".pieces").exists():
-        finished.append([files.sha256(path) for path in (part, part.with_suffix(".quarantine.csv"))])
-        part.unlink()
+    results = (part, part.with_suffix(".quarantine.csv"))
+    if all(path.exists() for path in results):  # killed or not: the pieces are no longer needed
+        finished.append([files.sha256(path) for path in results])
+        for path in results:
+            path.unlink()
+        shutil.rmtree(part.with_suffix(".pieces"), ignore_errors=True)
         pieces.append(0)
     else:
         assert pieces[-1] >= pieces[-2], pieces

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from phenoica.errors import ImageError, ShardError
+from phenoica.errors import ImageError, MetadataError, ShardError
 from phenoica.plates.address import format_address
 from phenoica.plates.images import decode_image
-from phenoica.plates.run import AVAILABLE_CHANNELS, QUARANTINE_COLUMNS, locate, read_wells, run_plates
+from phenoica.plates.run import AVAILABLE_CHANNELS, QUARANTINE_COLUMNS, inputs, locate, read_wells, run_plates
 from phenoica.plates.shards import find_shards, index_frame, open_shard, parse_key, read_images
 
 
@@ -316,3 +316,18 @@ def test_odd_names_reach_wells_anndata_and_pages(tiny_screen):
         assert name in page
     assert page.count("</script>") == page.count("<script")
     assert f"{quote(experiment)}/12_34.html" in (pages / "index.html").read_text(encoding="utf-8")
+
+
+def test_orphans_stop_the_run_where_that_is_asked_for(tiny_screen):
+    tiny_screen.images["gene-001/Plate1/AF48_s1_1"] = b""  # no metadata
+    tiny_screen.images["gene-001/Plate1/AF48_s1_2"] = b""
+    tiny_screen.rows.append({**tiny_screen.rows[0], "well_id": "gene-001_1_H10", "address": "H10"})  # no images
+    config = tiny_screen.write()
+    shards, metadata = inputs(config)
+    config["plates"]["orphans"] = "error"
+    both = (
+        r"1 wells are not in .*metadata.csv: gene-001_1_AF48; 1 wells are not in .*train-0.parquet and 1 more: .*_H10"
+    )
+    with pytest.raises(MetadataError, match=both):
+        run_plates(shards, metadata, tiny_screen.folder / "out", config)
+    assert not (tiny_screen.folder / "out").exists()

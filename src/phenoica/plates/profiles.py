@@ -96,8 +96,8 @@ def profile_metadata(
     unknown = [c for c in wanted if c not in rows.columns]
     if unknown:
         raise MetadataError(
-            f"{_names(files)}: columns {', '.join(map(repr, unknown))} of profiles.columns or profiles.batch are in no "
-            f"file and no joined table; present are {', '.join(rows.columns.drop(_LOCATION)[:30])}"
+            f"{listed(files)}: columns {', '.join(map(repr, unknown))} of profiles.columns or profiles.batch are "
+            f"in no file and no joined table; present are {', '.join(rows.columns.drop(_LOCATION)[:30])}"
         )
     metadata = _published(rows, config["profiles"], files)
     metadata = _checked(metadata, config["plates"]["plate_format"], files)
@@ -233,11 +233,11 @@ def _published(rows: pd.DataFrame, profiles: Mapping[str, Any], files: Sequence[
                 f"{batch['column']} = {value!r} ({len(lost)} such rows); mend the pattern"
             )
     texts = [c for c in PUBLISHED.values() if c in frame.columns]
-    strip_spaces(frame, texts, _names(files))
+    strip_spaces(frame, texts, listed(files))
     frame["gene"] = frame["gene"].where(frame["gene"].notna(), frame["treatment"])
     frame["treatment"] = frame["treatment"].where(frame["treatment"].notna(), frame["gene"])
     frame["perturbation_type"] = frame["perturbation_type"].where(frame["perturbation_type"].notna(), NO_TYPE)
-    warn_dates(frame, ["gene", "treatment"], _names(files))
+    warn_dates(frame, ["gene", "treatment"], listed(files))
     return frame
 
 
@@ -278,7 +278,7 @@ def _first_of_each(frame: pd.DataFrame, files: Sequence[Path]) -> tuple[pd.DataF
     if doubled.sum() > (~doubled).sum():
         first = frame[schema.WELL_ID][doubled].iloc[0]
         raise MetadataError(
-            f"{_names(files)}: {len(frame)} rows are of {int((~doubled).sum())} wells only, first {first}: more rows "
+            f"{listed(files)}: {len(frame)} rows are of {int((~doubled).sum())} wells only, first {first}: more rows "
             "than one a well (sites, cells, or a plate column that does not tell the plates apart?). Average the rows "
             "of a well first, or mend profiles.columns"
         )
@@ -296,7 +296,7 @@ def _joined_on_ids(
     absent = [c for c in (key, count) if c and c not in rows.columns]
     if absent:
         raise MetadataError(
-            f"{_names(files)}: column {', '.join(absent)} is missing; set profiles.columns, or leave out "
+            f"{listed(files)}: column {', '.join(absent)} is missing; set profiles.columns, or leave out "
             f"plates.metadata if the files themselves say what their wells are; present are "
             f"{', '.join(tables[0].columns[:20])}"
         )
@@ -352,7 +352,7 @@ def choose_features(tables: Sequence[Table], config: Mapping[str, Any]) -> list[
     everything = list(dict.fromkeys(name for names in chosen for name in names))
     if not everything:
         raise MetadataError(
-            f"{_names([t.path for t in tables])}: profiles.features chooses no column; its names start with "
+            f"{listed([t.path for t in tables])}: profiles.features chooses no column; its names start with "
             f"{', '.join(tables[0].columns[:5])}"
         )
     problems = []
@@ -417,29 +417,12 @@ def feature_names(names: Sequence[str], config: Mapping[str, Any]) -> tuple[list
     return [names[i] for i in order], [f"{called}_{i:03d}" for i in range(len(names))]
 
 
-def judge_orphans(left_out: pd.DataFrame, policy: str, files: Sequence[Path], metadata_path: str | Path | None) -> None:
-    """Stop where `plates.orphans` is error and a profile has no metadata, or metadata have no profile.
-
-    Raises
-    ------
-    MetadataError
-        With the number of each and their first wells.
-    """
-    parts = []
-    for reason, where in ((NO_METADATA, metadata_path), (NO_PROFILE, _names(files))):
-        wells = left_out.loc[left_out["reason"] == reason, schema.WELL_ID]
-        if len(wells):
-            shown = ", ".join(wells.head(5)) + ", ..." * (len(wells) > 5)
-            parts.append(f"{len(wells)} wells are not in {where}: {shown}")
-    if parts and policy == "error":
-        raise MetadataError("; ".join(parts) + ". Mend the files, or set plates.orphans to warn")
-
-
 def _place(frame: pd.DataFrame, row: int, files: Sequence[Path]) -> str:
     """Return where a row stands, for a message."""
     at = frame.iloc[int(row)]
     return f"{files[int(at[schema.PROFILE_FILE])]}, row {int(at[schema.PROFILE_ROW]) + 1}"
 
 
-def _names(files: Sequence[Path]) -> str:
+def listed(files: Sequence[Path]) -> str:
+    """Return the first of some files and how many more there are, for a message."""
     return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")

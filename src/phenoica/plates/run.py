@@ -19,12 +19,13 @@ from phenoica.errors import MetadataError
 from phenoica.plates.design import design_table
 from phenoica.plates.folds import assign_folds, untestable
 from phenoica.plates.metadata import read_metadata, wells_from_metadata
-from phenoica.plates.profiles import find_profiles, judge_orphans, profile_metadata
+from phenoica.plates.profiles import NO_METADATA, NO_PROFILE, find_profiles, listed, profile_metadata
 from phenoica.plates.shards import find_shards, index_frame
 
 # what to do with a well that lacks a channel (plates.missing_channels)
 DROP_WELL, AVAILABLE_CHANNELS = "drop_well", "available_channels"
 ORPHAN = "image of a well without metadata; add the well to the metadata"
+IMAGELESS = "metadata without images; no shard holds the well"
 QUARANTINE_COLUMNS = ("key", "well_id", "reason", "shard", "row_group", "row")
 
 
@@ -90,7 +91,7 @@ def locate(
     rejected.append(
         pd.DataFrame({
             "key": None, schema.WELL_ID: wells.loc[imageless, schema.WELL_ID],
-            "reason": "metadata without images; no shard holds the well",
+            "reason": IMAGELESS,
             "shard": -1, "row_group": -1, "row": -1,
         })
     )  # fmt: skip
@@ -180,6 +181,7 @@ def run_plates(shards: Sequence[Path], metadata_path: Path, out_dir: Path, confi
             f"{metadata_path}: none of its {len(wells)} wells has every one of channels {plates['channels']} in the "
             f"{len(shards)} shards; check plates.channels and that well ids are experiment_plate_address"
         )
+    _judge_orphans(quarantine, plates["orphans"], {ORPHAN: metadata_path, IMAGELESS: listed(shards)})
     _warn(located, quarantine)
     folds = assign_folds(located, config)
     _say_untestable(located, folds)
@@ -189,6 +191,24 @@ def run_plates(shards: Sequence[Path], metadata_path: Path, out_dir: Path, confi
     files.write_csv(out_dir / "units.csv", units_table(located, folds))
     files.write_csv(out_dir / "design.csv", design_table(metadata, plates))
     files.write_csv(out_dir / "quarantine.csv", with_files(quarantine, shards, metadata_path))
+
+
+def _judge_orphans(left_out: pd.DataFrame, policy: str, reasons: Mapping[str, str | Path | None]) -> None:
+    """Stop where `plates.orphans` is error and wells were left out for one of the reasons (reason -> what lacks them).
+
+    Raises
+    ------
+    MetadataError
+        With the number of each and their first wells.
+    """
+    parts = []
+    for reason, where in reasons.items():
+        wells = left_out.loc[left_out["reason"] == reason, schema.WELL_ID].drop_duplicates()
+        if len(wells):
+            shown = ", ".join(wells.head(5)) + ", ..." * (len(wells) > 5)
+            parts.append(f"{len(wells)} wells are not in {where}: {shown}")
+    if parts and policy == "error":
+        raise MetadataError("; ".join(parts) + ". Mend the files, or set plates.orphans to warn")
 
 
 def _warn(wells: pd.DataFrame, quarantine: pd.DataFrame) -> None:
@@ -261,7 +281,7 @@ def run_profile_plates(
             f"{metadata_path}: none of its wells is in {profiles[0]} and the other files; check that both spell well "
             "ids alike (experiment_plate_address), and profiles.columns.well_id"
         )
-    judge_orphans(left_out, plates["orphans"], profiles, metadata_path)
+    _judge_orphans(left_out, plates["orphans"], {NO_METADATA: metadata_path, NO_PROFILE: listed(profiles)})
     wells = wells_from_metadata(metadata, plates, config["seed"])
     more = [c for c in (schema.PROFILE_FILE, schema.PROFILE_ROW, schema.CELL_COUNT) if c in metadata.columns]
     wells = wells.merge(metadata[[schema.WELL_ID, *more]], on=schema.WELL_ID, validate="1:1")
