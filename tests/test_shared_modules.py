@@ -50,6 +50,18 @@ def full_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
+def test_a_process_ends_in_order_after_an_h5ad_met_a_full_disk(full_disk):
+    lines = [
+        "import anndata, numpy", "from phenoica import files",
+        "adata = anndata.AnnData(numpy.random.default_rng(0).random((300, 300)))",
+        f"files.write_h5ad({str(full_disk / 'a.h5ad')!r}, adata)",
+    ]  # fmt: skip
+    code = "\n".join(lines)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "a.h5ad: cannot be written: the disk is full" in done.stderr
+    assert not list(full_disk.iterdir())
+
+
 def test_a_full_disk_is_one_clear_error_and_leaves_the_old_file_alone(full_disk):
     numbers = pd.DataFrame(np.random.default_rng(0).random((300, 100)))
     writers = {

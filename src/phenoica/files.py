@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -127,9 +128,38 @@ def write_h5ad(target: str | os.PathLike, adata: anndata.AnnData) -> None:
     The legacy encoding (no nullable strings) is what R and older Python readers open.
     """
     import anndata
+    import h5py
 
-    with atomic_path(target) as path, anndata.settings.override(allow_write_nullable_strings=False):
-        adata.write_h5ad(path, compression="gzip")
+    adata.strings_to_categoricals()
+    legacy = anndata.settings.override(allow_write_nullable_strings=False)
+    with atomic_path(target) as path, legacy, _LateFailure(path, "w+") as handle:
+        with h5py.File(handle, "w") as file:
+            anndata.io.write_elem(file, "/", adata, dataset_kwargs={"compression": "gzip"})
+        if handle.error is not None:
+            raise handle.error
+
+
+class _LateFailure(io.FileIO):
+    """A file that keeps the first error of writing for later, and from then on takes everything and writes nothing.
+
+    HDF5 cannot close a file that it cannot write to: the process would end in a segmentation fault.
+    """
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all bytes of `data`."""
+        rest = memoryview(data).cast("B")
+        while len(rest) and self.error is None:
+            try:
+                rest = rest[super().write(rest) :]
+            except OSError as error:
+                self.error = error
+        return memoryview(data).nbytes
+
+    def truncate(self, size: int | None = None) -> int:
+        """Cut or extend the file."""
+        return super().truncate(size) if self.error is None else (size or 0)
 
 
 def is_file_name(text: str) -> bool:
