@@ -182,15 +182,22 @@ def run_plates(shards: Sequence[Path], metadata_path: Path, out_dir: Path, confi
             f"{len(shards)} shards; check plates.channels and that well ids are experiment_plate_address"
         )
     _judge_orphans(quarantine, plates["orphans"], {ORPHAN: metadata_path, IMAGELESS: listed(shards)})
-    _warn(located, quarantine)
-    folds = assign_folds(located, config)
-    _say_untestable(located, folds)
-    schema.check_obs(located, "wells.parquet")
-    files.write_parquet(out_dir / "wells.parquet", located)
+    _write(located, metadata, with_files(quarantine, shards, metadata_path), out_dir, config)
+
+
+def _write(
+    wells: pd.DataFrame, metadata: pd.DataFrame, quarantine: pd.DataFrame, out_dir: Path, config: Mapping[str, Any]
+) -> None:
+    """Assign folds, say what is left out or cannot be tested, and write the five files of the stage."""
+    _warn(wells, quarantine)
+    folds = assign_folds(wells, config)
+    _say_untestable(wells, folds)
+    schema.check_obs(wells, "wells.parquet")
+    files.write_parquet(out_dir / "wells.parquet", wells)
     files.write_csv(out_dir / "folds.csv", folds)
-    files.write_csv(out_dir / "units.csv", units_table(located, folds))
-    files.write_csv(out_dir / "design.csv", design_table(metadata, plates))
-    files.write_csv(out_dir / "quarantine.csv", with_files(quarantine, shards, metadata_path))
+    files.write_csv(out_dir / "units.csv", units_table(wells, folds))
+    files.write_csv(out_dir / "design.csv", design_table(metadata, config["plates"]))
+    files.write_csv(out_dir / "quarantine.csv", quarantine)
 
 
 def _judge_orphans(left_out: pd.DataFrame, policy: str, reasons: Mapping[str, str | Path | None]) -> None:
@@ -285,16 +292,7 @@ def run_profile_plates(
     wells = wells_from_metadata(metadata, plates, config["seed"])
     more = [c for c in (schema.PROFILE_FILE, schema.PROFILE_ROW, schema.CELL_COUNT) if c in metadata.columns]
     wells = wells.merge(metadata[[schema.WELL_ID, *more]], on=schema.WELL_ID, validate="1:1")
-    quarantine = profile_quarantine(left_out, profiles, metadata_path or "")
-    _warn(wells, quarantine)
-    folds = assign_folds(wells, config)
-    _say_untestable(wells, folds)
-    schema.check_obs(wells, "wells.parquet")
-    files.write_parquet(out_dir / "wells.parquet", wells)
-    files.write_csv(out_dir / "folds.csv", folds)
-    files.write_csv(out_dir / "units.csv", units_table(wells, folds))
-    files.write_csv(out_dir / "design.csv", design_table(metadata, plates))
-    files.write_csv(out_dir / "quarantine.csv", quarantine)
+    _write(wells, metadata, profile_quarantine(left_out, profiles, metadata_path or ""), out_dir, config)
 
 
 def profile_quarantine(left_out: pd.DataFrame, profiles: Sequence[Path], otherwise: str | Path = "") -> pd.DataFrame:
