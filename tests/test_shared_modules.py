@@ -50,6 +50,24 @@ def full_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
+def test_an_h5ad_holds_what_anndata_itself_would_write(tmp_path):
+    import h5py
+
+    def contents(path):
+        found = {}
+        with h5py.File(path) as file:
+            file.visititems(lambda name, item: found.update({name: (dict(item.attrs), getattr(item, "dtype", None))}))
+            return {name: ({k: str(v) for k, v in attrs.items()}, kind) for name, (attrs, kind) in found.items()}
+
+    obs = pd.DataFrame({"a": ["x", "y", "x"], "b": [1.0, np.nan, 2.0]}, index=["p", "q", "r"])
+    adata = anndata.AnnData(np.eye(3, dtype=np.float32), obs=obs, obsm={"m": pd.DataFrame({"c": [1, 2, 3]}, obs.index)})
+    adata.uns["u"] = {"text": "t", "list": np.array(["k", "l"], dtype=object), "empty": np.array([], dtype=object)}
+    files.write_h5ad(tmp_path / "ours.h5ad", adata)
+    with anndata.settings.override(allow_write_nullable_strings=False):
+        adata.write_h5ad(tmp_path / "theirs.h5ad", compression="gzip")
+    assert contents(tmp_path / "ours.h5ad") == contents(tmp_path / "theirs.h5ad")
+
+
 def test_a_process_ends_in_order_after_an_h5ad_met_a_full_disk(full_disk):
     lines = [
         "import anndata, numpy", "from phenoica import files",

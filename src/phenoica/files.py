@@ -135,6 +135,8 @@ def write_h5ad(target: str | os.PathLike, adata: anndata.AnnData) -> None:
     with atomic_path(target) as path, legacy, _LateFailure(path, "w+") as handle:
         with h5py.File(handle, "w") as file:
             anndata.io.write_elem(file, "/", adata, dataset_kwargs={"compression": "gzip"})
+            if adata.raw is None:
+                del file["raw"]  # "nothing" in an encoding that older readers do not know; `write_h5ad` leaves it out
         if handle.error is not None:
             raise handle.error
 
