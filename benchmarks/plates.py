@@ -3,10 +3,10 @@
     python benchmarks/plates.py --work scratch
 
 The stand-in has the published shape: 222,601 wells of metadata, 1,335,606 image keys in 35 shards, 222,601 x 384
-embeddings, and two shards of full size (38,160 images of 512 px, about 13 kB each) for decoding and for memory. The
-full-size shards repeat a few images, which changes neither the work of a decoder nor the bytes read. Every step runs as
-a user runs it, in a process of its own whose peak memory is taken from the operating system. The last line printed is
-one JSON object:
+embeddings, and two shards of full size (38,160 images of 512 px) for decoding and for memory. The full-size shards
+repeat a few rendered images, of about 5 kB; published ones have 13 kB, which costs both sides of the ratio alike. Every
+step runs as a user runs it, in a process of its own whose peak memory is taken from the operating system. The last line
+printed is one JSON object:
 
 index_s, index_gib
     `phenoica plates` on metadata and keys (bars 60 s, 2 GiB).
