@@ -66,6 +66,7 @@ CELL_COUNT = "cell_count"
 QC_ACQUISITION = "qc_acquisition"
 QC_PHENOTYPE = "qc_phenotype"
 QC_PASS = "qc_pass"
+CONTROL_DISTANCE = "control_distance"  # qc/wells.parquet only
 QC_COLUMNS = (QC_ACQUISITION, QC_PHENOTYPE, QC_PASS)
 
 # obsm, varm

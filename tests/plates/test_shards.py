@@ -143,6 +143,7 @@ def test_keys_are_parsed_alike_one_by_one_and_all_at_once(tmp_path):
         else:
             assert found.pop((i // 4, i % 4)) == (f"{experiment}_{plate}_{address}", site, channel)
     assert not found and not reasons
+    assert bad["key"].notna().all() and "(no key)" in set(bad["key"])  # an image without a key is a bad image too
     assert good["experiment"].tolist() == [str(k).split("/")[0] for k in good["key"]]
 
 

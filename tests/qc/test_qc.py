@@ -402,7 +402,7 @@ def test_run_qc_writes_both_tables(tmp_path):
     adata.write_h5ad(tmp_path / "embeddings.h5ad")
     run.run_qc(tmp_path / "embeddings.h5ad", tmp_path / "wells.parquet", tmp_path / "plates.parquet", CONFIG)
     wells, plates = pd.read_parquet(tmp_path / "wells.parquet"), pd.read_parquet(tmp_path / "plates.parquet")
-    assert list(wells.columns) == [schema.WELL_ID, *schema.QC_COLUMNS, run.CONTROL_DISTANCE]
+    assert list(wells.columns) == [schema.WELL_ID, *schema.QC_COLUMNS, schema.CONTROL_DISTANCE]
     assert list(plates[schema.PLATE_ID]) == ["exp-1_1", "exp-1_2"]
     assert plates["edge_effect_percent"].isna().all() and plates["reasons"].str.contains("no edge effect").all()
 
@@ -444,5 +444,8 @@ def test_the_distance_of_every_well_is_kept_and_null_where_it_is_not_known():
     second = (obs[schema.PLATE_ID] == "exp-1_2").to_numpy()
     obs.loc[second & (obs[schema.CONTROL_ROLE] == "fit").to_numpy(), schema.CONTROL_ROLE] = "reference"
     wells, plates = run.assess(obs.drop(columns=[schema.N_TILES, schema.CELL_COUNT]), None, X, CONFIG)
-    assert wells.loc[~second, run.CONTROL_DISTANCE].gt(0).all() and wells.loc[second, run.CONTROL_DISTANCE].isna().all()
+    assert (
+        wells.loc[~second, schema.CONTROL_DISTANCE].gt(0).all()
+        and wells.loc[second, schema.CONTROL_DISTANCE].isna().all()
+    )
     assert list(plates["flags"]) == ["", "no_limits"]

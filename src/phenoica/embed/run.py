@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,7 +43,7 @@ class WellMeans:
     Parameters
     ----------
     n_wells
-        Wells of the unit.
+        How many wells.
     width
         Length of a vector.
     """
@@ -191,52 +192,61 @@ def _embed(
     (int, Table, list of dict)
         The number of the piece, its rows (`_rows`) and its quarantine entries.
     """
-    n_wells, n_channels = len(piece_of), len(description["channels"])
+    n_channels = len(description["channels"])
     wide = side_by_side(config["embed"])
     channelwise = wide or description[CHANNELWISE]
     model = encoder.model
-    means = WellMeans(n_wells, model.config.dim * (n_channels if channelwise else 1))
-    untrained = None if encoder.baseline is None else WellMeans(n_wells, int(description["width"]))
     usable: dict[int, PreparedWell] = {}
     batch_tiles = choose_batch_tiles(config["embed"]["batch_tiles"], model, n_channels)
     prepared = _usable(reader, encoder.tile_size, usable, progress)
     on_gpu = model.device.type == "cuda"
     batches = one_ahead(tile_batches(prepared, batch_tiles, on_gpu, lambda well: int(piece_of[well])))
-    waiting = sorted(set(piece_of.tolist()), reverse=True)
+    waiting = deque(sorted(set(piece_of.tolist())))
 
-    def finished(number: int) -> tuple[int, pa.Table, list[dict[str, Any]]]:
-        inside = np.flatnonzero(piece_of == number)
+    def begun() -> tuple[np.ndarray, WellMeans, WellMeans | None]:
+        # the sums of one piece at a time, so that memory does not grow with the shard
+        inside = np.flatnonzero(piece_of == waiting[0]) if waiting else piece_of[:0]
+        means = WellMeans(len(inside), model.config.dim * (n_channels if channelwise else 1))
+        return inside, means, None if encoder.baseline is None else WellMeans(len(inside), int(description["width"]))
+
+    def finished() -> tuple[int, pa.Table, list[dict[str, Any]]]:
         ids = set(reader.wells[schema.WELL_ID].iloc[inside])
-        rows = _rows([w for w in inside if w in usable], reader.wells, means, untrained, usable, description)
+        wells = {i: usable.pop(w) for i, w in enumerate(inside) if w in usable}
+        rows = _rows(wells, reader.wells.iloc[inside], means, untrained, description)
         # a copy: the reader, some wells ahead, goes on appending
-        return number, rows, [entry for entry in list(reader.quarantine) if entry[schema.WELL_ID] in ids]
+        return waiting.popleft(), rows, [e for e in list(reader.quarantine) if e[schema.WELL_ID] in ids]
 
+    inside, means, untrained = begun()
     with contextlib.closing(batches):
         for batch in batches:
             # a batch of a later piece means that every well of the earlier ones was read
-            while waiting[-1] < batch.group:
-                yield finished(waiting.pop())
+            while waiting[0] < batch.group:
+                yield finished()
+                inside, means, untrained = begun()
+            within = np.searchsorted(inside, batch.wells)
             vectors = model.embed(batch.tiles, channelwise, batch_tiles=batch_tiles)
-            means.add(batch.wells, vectors.numpy())
+            means.add(within, vectors.numpy())
             if untrained is not None:
                 baseline = encoder.baseline.embed(batch.tiles, wide, batch_tiles=batch_tiles)
-                untrained.add(batch.wells, baseline.numpy())
+                untrained.add(within, baseline.numpy())
     while waiting:
-        yield finished(waiting.pop())
+        yield finished()
+        inside, means, untrained = begun()
 
 
 def _rows(
-    wells: Sequence[int], frame: pd.DataFrame, means: WellMeans, untrained: WellMeans | None,
-    usable: Mapping[int, PreparedWell], description: Mapping[str, Any],
+    usable: Mapping[int, PreparedWell], frame: pd.DataFrame, means: WellMeans, untrained: WellMeans | None,
+    description: Mapping[str, Any],
 ) -> pa.Table:  # fmt: skip
-    """Return the rows of wells (indices into `frame`) as they stand in a part; there may be none."""
+    """Return the rows of the usable wells of a piece (position in `frame` -> well) as they stand in a part."""
     dim, width, channels = int(description["dim"]), int(description["width"]), description["channels"]
+    wells = list(usable)
     vectors, by_channel = means.of(wells), None
     if description[CHANNELWISE]:
         by_channel, vectors = vectors, vectors.reshape(len(wells), len(channels), dim).mean(axis=1)
     missing = [",".join(map(str, usable[w].missing)) for w in wells]
     columns = {
-        schema.WELL_ID: pa.array([frame[schema.WELL_ID].iloc[w] for w in wells], pa.string()),
+        schema.WELL_ID: pa.array(frame[schema.WELL_ID].iloc[wells], pa.string()),
         schema.N_TILES: pa.array(means.n_tiles[wells], pa.int64()),
         schema.MISSING_CHANNELS: pa.array(missing, pa.string()),
         EMBEDDING: _vectors(vectors, width),

@@ -7,9 +7,10 @@ channels if nothing else names the channel, else z planes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import imagecodecs
@@ -61,12 +62,8 @@ def read_stack(path: str | os.PathLike, *, page: int | None = None, channel: int
     if (page or 1) != 1 or (channel or 1) != 1:
         raise ImageError(f"page {page or channel} of a {kind} file, which holds one image; correct the list")
     decode = imagecodecs.png_decode if kind == _PNG else imagecodecs.jpeg2k_decode
-    try:
+    with _reading(kind):
         image = decode(path.read_bytes(), **({} if kind == _PNG else {"numthreads": 1}))
-    except OSError as error:
-        raise _unreadable(error) from None
-    except _DAMAGED as error:
-        raise _damaged(kind, error) from None
     return _grey(image)[None]
 
 
@@ -81,15 +78,8 @@ def count_channels(path: str | os.PathLike) -> int:
     path = Path(path)
     if _kind(path) != _TIFF:
         return 1
-    try:
-        with tifffile.TiffFile(path) as tif:
-            return len({place[0] for place in _places(tif, pages_are_channels=True)})
-    except ImageError:
-        raise
-    except OSError as error:
-        raise _unreadable(error) from None
-    except _DAMAGED as error:
-        raise _damaged(_TIFF, error) from None
+    with _reading(_TIFF), tifffile.TiffFile(path) as tif:
+        return len({place[0] for place in _places(tif, pages_are_channels=True)})
 
 
 def is_jpeg2000(path: str | os.PathLike) -> bool:
@@ -98,11 +88,8 @@ def is_jpeg2000(path: str | os.PathLike) -> bool:
 
 
 def _kind(path: Path) -> str:
-    try:
-        with path.open("rb") as handle:
-            start = handle.read(12)
-    except OSError as error:
-        raise _unreadable(error) from None
+    with _reading("image"), path.open("rb") as handle:
+        start = handle.read(12)
     if not start:
         raise ImageError("the file is empty; copy it again")
     for signature, kind in _SIGNATURES:
@@ -112,22 +99,15 @@ def _kind(path: Path) -> str:
 
 
 def _read_tiff(path: Path, page: int | None, channel: int | None) -> np.ndarray:
-    try:
-        with tifffile.TiffFile(path) as tif:
-            if page is not None:
-                if not 1 <= page <= len(tif.pages):
-                    raise ImageError(f"there is no page {page}; the file has {len(tif.pages)}")
-                return _grey_page(tif.pages[page - 1])[None]
-            places = _places(tif, pages_are_channels=channel is not None)
-            planes = _planes_of(places, channel)
-            _check_page(tif.series[0].keyframe if len(tif.pages) > 1 else tif.pages[0])
-            return np.stack([_grey(_plane(tif, index)) for index in planes])
-    except ImageError:
-        raise
-    except OSError as error:
-        raise _unreadable(error) from None
-    except _DAMAGED as error:
-        raise _damaged(_TIFF, error) from None
+    with _reading(_TIFF), tifffile.TiffFile(path) as tif:
+        if page is not None:
+            if not 1 <= page <= len(tif.pages):
+                raise ImageError(f"there is no page {page}; the file has {len(tif.pages)}")
+            return _grey_page(tif.pages[page - 1])[None]
+        places = _places(tif, pages_are_channels=channel is not None)
+        planes = _planes_of(places, channel)
+        _check_page(tif.series[0].keyframe if len(tif.pages) > 1 else tif.pages[0])
+        return np.stack([_grey(_plane(tif, index)) for index in planes])
 
 
 Place = tuple[int, int, int | None]  # channel and z plane, counted from 0, and the place in the series; None: one page
@@ -224,10 +204,13 @@ def _grey(image: np.ndarray) -> np.ndarray:
     return image
 
 
-def _unreadable(error: OSError) -> ImageError:
-    return ImageError(f"cannot be read ({error.strerror or error}); check the file and its permissions")
-
-
-def _damaged(kind: str, error: Exception) -> ImageError:
-    words = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return ImageError(f"truncated or damaged {kind} ({words}); copy the file again")
+@contextlib.contextmanager
+def _reading(kind: str) -> Iterator[None]:
+    """Turn what goes wrong while a file is read into an ImageError that says it."""
+    try:
+        yield
+    except OSError as error:
+        raise ImageError(f"cannot be read ({error.strerror or error}); check the file and its permissions") from None
+    except _DAMAGED as error:
+        words = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ImageError(f"truncated or damaged {kind} ({words}); copy the file again") from None

@@ -19,11 +19,8 @@ from phenoica.errors import ImageImportError
 from phenoica.plates.address import PLATE_SHAPES, parse_address
 from phenoica.plates.image_lists import ADDRESS, EXPERIMENT, WELL_KEYS
 from phenoica.plates.image_plan import Plan
+from phenoica.plates.metadata import PUBLISHED_COLUMNS
 
-METADATA_COLUMNS = (
-    "well_id", "experiment_name", "plate", "address", "gene", "treatment", "SMILES", "concentration",
-    "perturbation_type", "cell_type", "well_type_label",
-)  # fmt: skip
 MUST_BE_FILLED = ("treatment", "perturbation_type")  # `phenoica plates` refuses a row without
 
 
@@ -62,7 +59,7 @@ def metadata_table(
             continue
         more = more.rename(columns=_published_names(more.columns, keys))
         for column in more.columns.difference(keys):
-            if column in (*METADATA_COLUMNS[:4], *WELL_KEYS):
+            if column in (*PUBLISHED_COLUMNS[:4], *WELL_KEYS):
                 raise ImageImportError(
                     f"{name} has a column {column}, which the import makes itself; rename or drop it"
                 )
@@ -78,12 +75,12 @@ def metadata_table(
             )
         table = table.assign(**{column: value})
     table = table.rename(columns={EXPERIMENT: "experiment_name"})
-    table = table.assign(**{c: None for c in METADATA_COLUMNS if c not in table.columns})
-    return table[[*METADATA_COLUMNS, *(c for c in table.columns if c not in METADATA_COLUMNS)]]
+    table = table.assign(**{c: None for c in PUBLISHED_COLUMNS if c not in table.columns})
+    return table[[*PUBLISHED_COLUMNS, *(c for c in table.columns if c not in PUBLISHED_COLUMNS)]]
 
 
 def _published_names(columns: Iterable[str], keys: Sequence[str]) -> dict[str, str]:
-    published = {name.lower(): name for name in METADATA_COLUMNS}
+    published = {name.lower(): name for name in PUBLISHED_COLUMNS}
     return {c: published[c.lower()] for c in columns if c.lower() in published and c not in keys}
 
 
@@ -118,7 +115,7 @@ def write_metadata(described: pd.DataFrame, path: Path) -> None:
         say(f"{path} differs from what this import would write and is kept; delete it to have it written again")
         return
     files.write_text(path, text)
-    empty = [c for c in METADATA_COLUMNS if described[c].isna().all()]
+    empty = [c for c in PUBLISHED_COLUMNS if described[c].isna().all()]
     needed = [c for c in MUST_BE_FILLED if described[c].isna().any()]
     if empty:
         say(f"{path}: nothing is known of {', '.join(empty)}; fill in what you have")

@@ -28,10 +28,12 @@ from phenoica import files, schema
 from phenoica.errors import AddressError, MetadataError
 from phenoica.plates.address import edge_distance, normalise_address, parse_address
 
-TEXT_COLUMNS = (
-    "well_id", "experiment_name", "plate", "address", "gene", "treatment", "SMILES", "perturbation_type", "cell_type",
-)  # fmt: skip
 LABEL = "well_type_label"  # newer files only
+PUBLISHED_COLUMNS = (
+    "well_id", "experiment_name", "plate", "address", "gene", "treatment", "SMILES", "concentration",
+    "perturbation_type", "cell_type", LABEL,
+)  # fmt: skip
+TEXT_COLUMNS = tuple(c for c in PUBLISHED_COLUMNS if c not in ("concentration", LABEL))
 NO_NUMBER = ("NA", "N/A", "NaN", "nan", "null", "None")  # what programs write for an empty cell of a number column
 MAX_LISTED = 20
 # bytes of a csv file that are parsed at once; a row must fit into one. Where a block ends between the two characters of

@@ -139,7 +139,7 @@ def index_frame(paths: Sequence[Path], plate_format: int = 1536) -> tuple[pd.Dat
         "duplicate key; the first one is used" if repeated else _reason(key, plate_format)
         for key, repeated in zip(bad["key"], again[bad.index], strict=True)
     ]
-    bad["key"] = bad["key"].astype(str)  # an image without a key is one too
+    bad["key"] = bad["key"].fillna("(no key)")  # an image all the same: empty means a well without images
     good = frame[parsed & ~again].astype({"site": np.int64, "channel": np.int64})
     return good.reset_index(drop=True), bad[["key", "well_id", "reason", *places]].reset_index(drop=True)
 

@@ -17,8 +17,6 @@ import pandas as pd
 from phenoica import files, schema
 from phenoica.qc import flags, plate_stats
 
-CONTROL_DISTANCE = "control_distance"  # column of qc/wells.parquet
-
 
 def run_qc(
     embeddings_h5ad: str | os.PathLike,
@@ -80,7 +78,7 @@ def assess(
             schema.QC_ACQUISITION: [flags.join(f, flags.ACQUISITION_WORDS) for f in run.acquisition],
             schema.QC_PHENOTYPE: [flags.join(f, flags.PHENOTYPE_WORDS) for f in run.phenotype],
             schema.QC_PASS: [not f for f in run.acquisition],
-            CONTROL_DISTANCE: pd.array(np.where(run.known, run.distance, np.nan), "Float64"),
+            schema.CONTROL_DISTANCE: pd.array(np.where(run.known, run.distance, np.nan), "Float64"),
         }
     )
     return wells, plate_table([_plate_row(run, name, found[name]) for name in run.plates])

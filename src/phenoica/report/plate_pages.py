@@ -19,7 +19,6 @@ from phenoica import files, schema
 from phenoica.errors import SchemaError
 from phenoica.plates.address import plate_shape, row_letters
 from phenoica.qc import flags, plate_stats
-from phenoica.qc.run import CONTROL_DISTANCE
 from phenoica.report import figures, pages
 
 COLOUR_PERCENTILES = (2, 98)  # one extreme well must not wash out the rest of the map
@@ -81,7 +80,7 @@ def write_experiment(
                 sentences=pages.encoder_sentences(uns),
             )
         return
-    wells = pd.read_parquet(qc_wells).set_index(schema.WELL_ID)[[*schema.QC_COLUMNS, CONTROL_DISTANCE]]
+    wells = pd.read_parquet(qc_wells).set_index(schema.WELL_ID)[[*schema.QC_COLUMNS, schema.CONTROL_DISTANCE]]
     obs, measures = obs[keep].join(wells, validate="1:1"), None if measures is None else measures[keep]
     if obs[schema.QC_PASS].isna().any():
         raise SchemaError(f"{qc_wells}: wells of {experiment!r} are missing; rerun the qc stage")
@@ -226,7 +225,7 @@ def plate_maps(obs: pd.DataFrame, measures: pd.DataFrame | None) -> list[dict[st
         "caption": "Where the wells with a profile are; grey = no well. Point at a well for its treatment.",
         "measures": [present],
     })  # fmt: skip
-    distance = obs[CONTROL_DISTANCE].to_numpy(dtype=np.float64, na_value=np.nan)
+    distance = obs[schema.CONTROL_DISTANCE].to_numpy(dtype=np.float64, na_value=np.nan)
     if np.isfinite(distance).any():
         maps.append({
             "id": "map-distance", "title": "Distance from the controls", "colorscale": "Viridis",
