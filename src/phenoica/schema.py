@@ -74,6 +74,9 @@ X_CHANNELWISE = "X_channelwise"  # (wells, channels * dim): the embedding of eac
 RANDOM_ENCODER = "X_random_encoder"  # (wells, dim): the same wells, by a network of the same size with random weights
 X_PCA = "X_pca"
 X_ICA = "X_ica"
+X_VARIMAX = "X_varimax"
+X_MAD = "X_mad"
+X_SPHERIZE = "X_spherize"
 X_TVN = "X_tvn"
 X_PCA_CS = "X_pca_cs"
 X_BIOLOGY = "X_biology"
@@ -81,7 +84,10 @@ X_BATCH = "X_batch"
 IMAGE_MEASURES = "image_measures"
 VARM_PCS = "PCs"
 VARM_ICS = "ICs"
-VIEW_KEYS = {"pca": X_PCA, "ica": X_ICA, "tvn": X_TVN, "pca_cs": X_PCA_CS}
+VIEW_KEYS = {
+    "pca": X_PCA, "varimax": X_VARIMAX, "ica": X_ICA, "tvn": X_TVN, "pca_cs": X_PCA_CS, "mad": X_MAD,
+    "spherize": X_SPHERIZE,
+}  # fmt: skip
 
 # uns
 UNS = "phenoica"
@@ -90,6 +96,7 @@ UNS_COMPONENTS = "components"
 UNS_ICA = "ica"
 UNS_BIOLOGY_NAMES = "X_biology_names"
 UNS_BATCH_NAMES = "X_batch_names"
+UNS_TRANSFORM = "phenoica_transform"  # which fitted states `phenoica transform` applied
 UNS_KEYS = (
     "version", "config_fingerprint", "checkpoint", "checkpoint_sha256", "precision", "licences", "fit_experiments",
     "encoder_saw_test_images",
@@ -106,6 +113,11 @@ SCORE_COLUMNS = (
 )  # fmt: skip
 TEST_DATA_USED = ("none", "controls", "all")
 SCOPES = ("pooled", "within_experiment", "in_distribution")
+
+
+def view_key(view: str) -> str:
+    """Return the obsm key of a view or of a chain of views: X_ica, X_centerscale_ica."""
+    return VIEW_KEYS.get(view, "X_" + "_".join(part.strip() for part in view.split("+")))
 
 
 def var_names(n: int) -> list[str]:

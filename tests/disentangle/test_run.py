@@ -55,13 +55,14 @@ def test_what_a_fold_writes(stage, make_config, tmp_path):
     fit_fold(stage.embeddings, stage.qc, stage.folds, 0, tmp_path / "fold", config)
     views, record = load_fit(tmp_path / "fold")
     assert list(views) == [
-        "raw", "centerscale", "pca", "rotation_00", "rotation_01", "rotation_02", "ica", "tvn", "pca_cs",
+        "raw", "centerscale", "pca", "rotation_00", "rotation_01", "rotation_02", "varimax", "ica", "tvn",
+        "pca_cs",
     ]  # fmt: skip
     assert record["training_experiments"] == ["gene-001", "gene-002", "gene-004", "gene-005"]
     assert record["n_wells"] == (~held_out(stage, 0)).sum() and record["ica"]["converged"]
     table = pd.read_parquet(tmp_path / "fold" / "components.parquet")
     assert table.groupby("view").size().to_dict() == {
-        "raw": 24, "centerscale": 24, "pca": 4, "rotation": 12, "ica": 4, "tvn": 4, "pca_cs": 4,
+        "raw": 24, "centerscale": 24, "pca": 4, "rotation": 12, "varimax": 4, "ica": 4, "tvn": 4, "pca_cs": 4,
     }  # fmt: skip
     assert sorted(table.loc[table["view"] == "rotation", "draw"].unique()) == [0, 1, 2]
     np.testing.assert_array_equal(views["ica"].pca_components_, views["pca"].components_)

@@ -1,4 +1,6 @@
 import hashlib
+import importlib.util
+import warnings
 
 import numpy as np
 import pytest
@@ -11,11 +13,15 @@ from phenoica.disentangle.views import VIEWS, haar_rotation
 from phenoica.errors import ConfigError, ControlsError, FitError, SchemaError
 
 NAMES = [*VIEWS, "centerscale + ica", "raw + pca"]
+if importlib.util.find_spec("harmonypy") is None:
+    warnings.warn("harmonypy is not installed: the view harmony is NOT tested (pip install harmonypy)", stacklevel=1)
+    NAMES.remove("harmony")
+LEARNED = ("pca", "ica", "rotation", "varimax", "tvn", "harmony")  # views with a width
 WIDE = {"n_components": 4}
 
 
 def options(name):
-    return WIDE if any(part in name for part in ("pca", "ica", "rotation", "tvn")) else {}
+    return WIDE if any(part in name for part in LEARNED) else {}
 
 
 @pytest.fixture
@@ -35,7 +41,8 @@ def test_unit_variance_on_training_wells(data, name):
     fitted = view(name, **options(name)).fit(X, obs)
     Z = fitted.transform(X, obs, dtype=np.float64)
     assert Z.shape == (len(X), fitted.n_components_)
-    np.testing.assert_allclose(Z.var(axis=0), 1.0, atol=1e-9)
+    if fitted.unit_variance:
+        np.testing.assert_allclose(Z.var(axis=0), 1.0, atol=1e-9)
     assert fitted.transform(X, obs).dtype == np.float32
     assert fitted.name == name
 
@@ -47,7 +54,7 @@ def test_save_and_load_give_the_same_numbers_and_the_same_bytes(data, name, tmp_
     fitted.save(tmp_path / "one")
     loaded = load_view(tmp_path / "one")
     new = obs.assign(experiment="new" + obs["experiment"])
-    for wells in (obs, new):
+    for wells in (obs, new) if fitted.test_data_used != "all" else (obs,):
         np.testing.assert_array_equal(
             loaded.transform(X, wells, dtype=np.float64), fitted.transform(X, wells, dtype=np.float64)
         )

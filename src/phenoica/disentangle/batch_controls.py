@@ -10,34 +10,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from phenoica.disentangle.blocks import Rows, Step, Where, moments
 from phenoica.errors import ControlsError, FitError, SchemaError
 from phenoica.schema import CONTROL_ROLE, FIT
 
 MISSING_CONTROLS = ("error", "pooled")
 TVN_RIDGE = 0.5  # the 0.5 I added to the covariance of the controls before its inverse root
-_RELATIVE_ZERO = 1e-9  # a spread below this share of the largest value is rounding, not variance
-
-
-def reciprocal_sd(X: np.ndarray, ddof: int = 0) -> np.ndarray:
-    """Return 1 / sd of every column, and 0 for a column without variance.
-
-    Multiplying with it gives unit variance, and sets to 0 what cannot be scaled.
-
-    Parameters
-    ----------
-    X
-        float64 (n, d).
-    ddof
-        0 = population, 1 = sample standard deviation.
-
-    Returns
-    -------
-    ndarray
-        float64 (d,).
-    """
-    sd = X.std(axis=0, ddof=ddof)
-    constant = sd <= _RELATIVE_ZERO * np.abs(X).max(axis=0)
-    return np.where(constant, 0.0, 1.0 / np.where(constant, 1.0, sd))
 
 
 def fit_control_rows(obs: pd.DataFrame) -> np.ndarray:
@@ -54,7 +32,7 @@ def fit_control_rows(obs: pd.DataFrame) -> np.ndarray:
 def column(obs: pd.DataFrame | None, name: str) -> pd.Series:
     """Return one obs column as text, or say that it is missing."""
     if obs is None or name not in obs.columns:
-        raise SchemaError(f"obs: column {name} is missing; this view reads the fit controls of each batch from obs")
+        raise SchemaError(f"obs: column {name} is missing; this view reads batches and their fit controls from obs")
     if obs[name].isna().any():
         raise SchemaError(f"obs: column {name} is empty for well {obs.index[obs[name].isna()][0]}; fill it")
     return obs[name].astype(str)
@@ -93,8 +71,8 @@ class BatchControls:
         self.batch_key, self.min_fit_controls = batch_key, min_fit_controls
         self.missing_controls, self.whiten = missing_controls, whiten
 
-    def fit(self, X: np.ndarray, obs: pd.DataFrame) -> BatchControls:
-        """Compute the statistics of every batch in `obs`; X is float64 (n, p).
+    def fit(self, rows: Rows, obs: pd.DataFrame) -> BatchControls:
+        """Compute the statistics of every batch in `obs`, which is aligned with the (n, p) rows.
 
         Raises
         ------
@@ -103,23 +81,25 @@ class BatchControls:
         FitError
             If there are fewer than `min_fit_controls` fit controls in all batches together.
         """
-        rows, batches = fit_control_rows(obs), column(obs, self.batch_key)
-        if rows.sum() < self.min_fit_controls:
+        controls, batches = fit_control_rows(obs), column(obs, self.batch_key)
+        if controls.sum() < self.min_fit_controls:
             raise FitError(
-                f"{rows.sum()} fit controls in all training batches; {self.min_fit_controls} are needed: "
+                f"{controls.sum()} fit controls in all training batches; {self.min_fit_controls} are needed: "
                 "list the negative controls in plates.negative_controls or lower disentangle.min_fit_controls"
             )
-        pooled = self._statistics(X[rows], fallback=None)
-        groups = self._controls_of(batches, rows)
+        pooled = self._statistics(rows.where(controls), fallback=None)
+        groups = self._controls_of(batches, controls)
         self.batches_ = sorted(groups)
-        found = [self._statistics(X[groups[batch]], fallback=pooled[1]) for batch in self.batches_]
+        found = [self._statistics(rows.where(groups[batch]), fallback=pooled[1]) for batch in self.batches_]
         centre, scale, whitening = zip(*found, pooled, strict=True)
         self.centre_, self.scale_ = np.stack(centre), np.stack(scale)
         self.whitening_ = np.stack(whitening) if self.whiten else None
         return self
 
-    def transform(self, X: np.ndarray, obs: pd.DataFrame) -> np.ndarray:
-        """Apply each batch's statistics to its wells; X is float64 (n, p), so is the result.
+    def step(self, rows: Rows, obs: pd.DataFrame) -> Step:
+        """Return the map of a block of these (n, p) rows by the statistics of each well's batch.
+
+        Batches that the fit has not seen get theirs from their own fit controls among the rows.
 
         Raises
         ------
@@ -127,20 +107,30 @@ class BatchControls:
             Naming the new batches with too few fit controls, unless `missing_controls` is "pooled".
         """
         batches = column(obs, self.batch_key)
-        new = ~batches.isin(self.batches_).to_numpy()
-        fresh = self._controls_of(batches[new], fit_control_rows(obs)[new]) if new.any() else {}
-        X_new = X[new]
-        out = np.empty_like(X)
-        for batch, index in batches.groupby(batches, sort=True).indices.items():
-            if batch in fresh:
-                centre, scale, whitening = self._statistics(X_new[fresh[batch]], fallback=self.scale_[-1])
-            else:
-                place = self.batches_.index(batch) if batch in self.batches_ else -1
-                centre, scale = self.centre_[place], self.scale_[place]
-                whitening = self.whitening_[place] if self.whiten else None
-            scaled = (X[index] - centre) * scale
-            out[index] = scaled @ whitening if self.whiten else scaled
-        return out
+        new = np.flatnonzero(~batches.isin(self.batches_).to_numpy())
+        fresh = self._controls_of(batches.iloc[new], fit_control_rows(obs)[new]) if len(new) else {}
+        found = [self._statistics(rows.where(new[fresh[batch]]), fallback=self.scale_[-1]) for batch in fresh]
+        centre, scale = (
+            np.concatenate([known, *(new_batch[part][None] for new_batch in found)])
+            for part, known in enumerate((self.centre_, self.scale_))
+        )
+        whitening = np.concatenate([self.whitening_, *(f[2][None] for f in found)]) if self.whiten else None
+        pooled = len(self.batches_)  # the last row of what the fit stored; new batches follow it
+        places = {batch: i for i, batch in enumerate([*self.batches_, None, *fresh])}
+        codes = np.array([places.get(batch, pooled) for batch in batches], dtype=np.intp)
+
+        def step(block: np.ndarray, where: Where) -> np.ndarray:
+            code = codes[where]
+            scaled = (block - centre[code]) * scale[code]
+            if whitening is None:
+                return scaled
+            out = np.empty_like(scaled)
+            for one in np.unique(code):
+                inside = code == one
+                out[inside] = scaled[inside] @ whitening[one]
+            return out
+
+        return step
 
     def _controls_of(self, batches: pd.Series, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return the positions of the fit controls of each batch that has enough; check the others."""
@@ -159,15 +149,14 @@ class BatchControls:
             )
         return groups
 
-    def _statistics(
-        self, controls: np.ndarray, fallback: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        centre, scale = controls.mean(axis=0), reciprocal_sd(controls, ddof=1)
+    def _statistics(self, controls: Rows, fallback: np.ndarray | None) -> tuple[np.ndarray, ...]:
+        """Return centre, reciprocal scale and whitening (or None) of the fit controls of one batch."""
+        found = moments(controls, scatter=self.whiten)
+        scale = found.reciprocal_sd(ddof=1)
         if fallback is not None:
             scale = np.where((scale == 0) | (fallback == 0), fallback, scale)
         if not self.whiten:
-            return centre, scale, None
-        scaled = (controls - centre) * scale
-        covariance = scaled.T @ scaled / (len(controls) - 1)
-        values, vectors = np.linalg.eigh(covariance + TVN_RIDGE * np.eye(controls.shape[1]))
-        return centre, scale, (vectors / np.sqrt(values)) @ vectors.T
+            return found.mean, scale, None
+        covariance = found.scatter * np.outer(scale, scale) / (found.n - 1)
+        values, vectors = np.linalg.eigh(covariance + TVN_RIDGE * np.eye(len(scale)))
+        return found.mean, scale, (vectors / np.sqrt(values)) @ vectors.T

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,12 @@ import pandas as pd
 
 from phenoica import __version__, schema
 from phenoica.config import fingerprint
+from phenoica.disentangle.base_view import AUTO
+from phenoica.disentangle.batch_controls import fit_control_rows
+from phenoica.disentangle.blocks import Rows
 from phenoica.disentangle.components import component_table
 from phenoica.disentangle.views import Ica, Pca, View, load_view, view
+from phenoica.disentangle.width import width_table
 from phenoica.errors import ConfigError, FitError, SchemaError
 from phenoica.files import atomic_dir, write_h5ad, write_json, write_parquet
 from phenoica.progress import track
@@ -30,10 +34,12 @@ if TYPE_CHECKING:
 
 COMPONENTS_FILE = "components.parquet"
 FIT_FILE = "fit.json"
+WIDTHS_FILE = "widths.parquet"
 ROTATION = "rotation"
+ROTATED = ("varimax", ROTATION, "ica")  # composed onto the one pca fit
 
 
-def view_options(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def view_options(name: str, config: Mapping[str, Any], n_components: int | str | None = None) -> dict[str, Any]:
     """Return the options of `phenoica.disentangle.view(name)` that a configuration asks for.
 
     Parameters
@@ -42,28 +48,31 @@ def view_options(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
         A single view, or a chain: the options of all its parts.
     config
         A complete configuration, see `phenoica.config.resolve`.
+    n_components
+        Width in place of `disentangle.n_components`, where that is auto.
     """
     section = config["disentangle"]
-    width = {"n_components": section["n_components"]}
-    batch = {
-        "batch_key": config["plates"]["batch_key"],
-        "min_fit_controls": section["min_fit_controls"],
-        "missing_controls": section["missing_controls"],
-    }
+    width = {"n_components": section["n_components"] if n_components is None else n_components}
+    seed = {"seed": config["seed"]}
+    batch_key = {"batch_key": config["plates"]["batch_key"]}
+    enough = {"min_fit_controls": section["min_fit_controls"]}
+    batch = {**batch_key, **enough, "missing_controls": section["missing_controls"]}
     known: dict[str, dict[str, Any]] = {
         "raw": {},
         "centerscale": batch,
-        "pca": width,
-        "rotation": {**width, "seed": config["seed"]},
+        "mad": {},
+        "spherize": {**enough, "regularisation": float(section["spherize_regularisation"])},
+        "pca": {**width, **seed},
+        ROTATION: {**width, **seed},
+        "varimax": {**width, **seed},
         "ica": {
-            **width,
-            "seed": config["seed"],
-            "max_iter": section["ica_max_iter"],
-            "tolerance": float(section["ica_tolerance"]),
+            **width, **seed, "max_iter": section["ica_max_iter"], "tolerance": float(section["ica_tolerance"]),
         },
         "tvn": {**width, **batch},
         "pca_cs": {**width, **batch},
-    }
+        "combat": batch_key,
+        "harmony": {**width, **seed, **batch_key},
+    }  # fmt: skip
     options: dict[str, Any] = {}
     for part in name.split("+"):
         if part.strip() not in known:
@@ -87,32 +96,51 @@ def fit_views(X: np.ndarray, obs: pd.DataFrame, config: Mapping[str, Any]) -> di
     Returns
     -------
     dict
-        Fitted views by key, in the order of the configuration. The key is the name of the view; random
-        rotations are rotation_00, rotation_01, ... (`disentangle.rotation_draws` of them). rotation and ica
-        are composed onto the one pca fit, also where pca itself is not asked for.
+        Fitted views by key, in the order of the configuration. The key is the name of the view, of a chain without
+        its spaces ("centerscale+ica"); random rotations are rotation_00, rotation_01, ...
+        (`disentangle.rotation_draws` of them). varimax, rotation and ica are composed onto the one pca fit, also where
+        pca itself is not asked for. With n_components auto that fit decides the width of all views. Comparators hold
+        what they keep of the training wells and correct nothing yet.
 
     Raises
     ------
     FitError, ControlsError, SchemaError
         If the data do not allow a view.
     """
-    names = config["disentangle"]["views"]
+    names, asked = config["disentangle"]["views"], config["disentangle"]["n_components"]
     pca = None
-    if {"pca", "ica", ROTATION} & set(names):
-        pca = Pca(n_components=config["disentangle"]["n_components"]).fit(X, obs)
+    if asked == AUTO or {"pca", *ROTATED} & set(names):
+        pca = _shared_pca(X, obs, names, config)
     fitted: dict[str, View] = {}
     for name in track(names, len(names), "fit", "view"):
-        options = view_options(name, config)
+        options = view_options(name, config, pca.n_components_ if asked == AUTO else None)
         if name == "pca":
             fitted[name] = pca
         elif name == ROTATION:
             for draw in range(config["disentangle"]["rotation_draws"]):
                 fitted[f"{ROTATION}_{draw:02d}"] = view(name, draw=draw, pca=pca, **options).fit(X, obs)
         else:
-            if name == "ica":
+            if name in ROTATED:
                 options["pca"] = pca
-            fitted[name] = view(name, **options).fit(X, obs)
+            fitted[name.replace(" ", "")] = view(name, **options).fit(X, obs)
     return fitted
+
+
+def _shared_pca(X: np.ndarray, obs: pd.DataFrame, names: Sequence[str], config: Mapping[str, Any]) -> Pca:
+    """Fit the pca that varimax, rotation and ica share; with n_components auto it is as wide as every view can be."""
+    pca = Pca(n_components=config["disentangle"]["n_components"], seed=config["seed"]).fit(X, obs)
+    on_controls = {"tvn", "pca_cs"} & {part.strip() for name in names for part in name.split("+")}
+    if config["disentangle"]["n_components"] != AUTO or not on_controls:
+        return pca
+    most = int(fit_control_rows(obs).sum()) - 1
+    if not 0 < most < pca.n_components_:
+        return pca
+    narrow = pca.truncated(most)
+    narrow.warnings_.append(
+        f"n_components auto: {most} instead of {pca.n_components_}, as {' and '.join(sorted(on_controls))} have their "
+        f"components from {most + 1} fit controls and views are compared at one width"
+    )
+    return narrow
 
 
 def components_of(
@@ -125,7 +153,7 @@ def components_of(
     """
     tables = [
         component_table(
-            fitted.transform(X, obs, dtype=np.float64), obs,
+            _in_training_units(fitted, fitted.transform(X, obs, dtype=np.float64)), obs,
             view=fitted.name, draw=getattr(fitted, "draw", None),
             alpha=config["disentangle"]["label_alpha"], min_omega2=config["disentangle"]["label_min_omega2"],
             batch_key=config["plates"]["batch_key"],
@@ -133,6 +161,14 @@ def components_of(
         for fitted in views.values()
     ]  # fmt: skip
     return pd.concat(tables, ignore_index=True)
+
+
+def _in_training_units(fitted: View, Z: np.ndarray) -> np.ndarray:
+    """Return columns of unit variance on these training wells, as the thresholds of the component table need them."""
+    if fitted.unit_variance:
+        return Z
+    sd = Z.std(axis=0)
+    return Z / np.where(sd > 0, sd, 1.0)
 
 
 def join_qc(obs: pd.DataFrame, qc_wells: str | os.PathLike) -> pd.DataFrame:
@@ -199,8 +235,9 @@ def fit_fold(
 
     Only rows of training experiments enter; with `qc.exclude_flagged` wells that did not pass are left out
     as well. `out_dir` is replaced as a whole by: a folder a view (`raw`, `pca`, `ica`, `rotation_00`, ...:
-    state.npz and view.json), `components.parquet` (see `components_of`) and `fit.json`. The same training
-    rows give the same bytes.
+    state.npz and view.json), `components.parquet` (see `components_of`), `fit.json` and, for the exploration fit
+    where `disentangle.sweep` names widths, `widths.parquet` (see `sweep`). The same training rows give the same
+    bytes.
 
     Parameters
     ----------
@@ -233,17 +270,40 @@ def fit_fold(
     schema.check(train)
     obs = join_qc(train.obs, qc_wells)
     keep = obs[schema.QC_PASS].to_numpy() if config["qc"]["exclude_flagged"] else np.ones(len(obs), dtype=bool)
-    X, obs = np.asarray(train.X[keep], dtype=np.float64), obs[keep]
+    X, obs = train.X[keep], obs[keep]
     if not len(X):
         raise FitError(f"fold {fold}: no training well passed qc; set qc.exclude_flagged to false or widen its limits")
 
     views = fit_views(X, obs, config)
     table = components_of(views, X, obs, config)
+    widths = sweep(X, obs, config) if fold is None and config["disentangle"]["sweep"] else None
+    record = _fit_record(views, obs, fold, experiments, int((~keep).sum()), config)
+    record["features"] = [str(name) for name in train.var_names]
     with atomic_dir(out_dir) as folder:
         for key, fitted in views.items():
             fitted.save(folder / key)
         write_parquet(folder / COMPONENTS_FILE, table)
-        write_json(folder / FIT_FILE, _fit_record(views, obs, fold, experiments, int((~keep).sum()), config))
+        if widths is not None:
+            write_parquet(folder / WIDTHS_FILE, widths)
+        write_json(folder / FIT_FILE, record)
+
+
+def sweep(X: np.ndarray, obs: pd.DataFrame, config: Mapping[str, Any]) -> pd.DataFrame:
+    """Return what each width of `disentangle.sweep` keeps and amplifies; see `width.width_table` for the columns.
+
+    Parameters
+    ----------
+    X, obs
+        Training wells, as for `fit_views`.
+    config
+        A complete configuration.
+    """
+    section = config["disentangle"]
+    full = Pca(seed=config["seed"]).fit(X, obs)
+    return width_table(
+        full, Rows(X), section["sweep"], seed=config["seed"], max_iter=section["ica_max_iter"],
+        tolerance=float(section["ica_tolerance"]),
+    )  # fmt: skip
 
 
 def _fit_record(
@@ -262,8 +322,10 @@ def _fit_record(
         "n_wells": len(obs),
         "n_excluded": n_excluded,
         "n_features": first.n_features_in_,
-        "n_components": config["disentangle"]["n_components"],
+        "n_components": _width(views, config),
+        "n_components_asked": config["disentangle"]["n_components"],
         "batch_key": batch_key,
+        "exclude_flagged": config["qc"]["exclude_flagged"],
         "seed": config["seed"],
         "rotation_draws": sum(fitted.name == ROTATION for fitted in views.values()),
         "views": {key: {"name": v.name, "n_components": v.n_components_, "test_data_used": v.test_data_used}
@@ -271,6 +333,13 @@ def _fit_record(
         "ica": ica_record(ica) if isinstance(ica, Ica) else None,
         "warnings": said,
     }  # fmt: skip
+
+
+def _width(views: Mapping[str, View], config: Mapping[str, Any]) -> int | None:
+    """Return the number of components of the fit; None where it was left to the data and no view has any."""
+    asked = config["disentangle"]["n_components"]
+    widths = [v.n_components_ for key, v in views.items() if key in ("pca", *ROTATED, "tvn", "pca_cs", "harmony")]
+    return asked if asked != AUTO else next(iter(widths), None)
 
 
 def ica_record(ica: Ica) -> dict[str, Any]:
@@ -322,7 +391,8 @@ def assemble(
     """Write `disentangled.h5ad`: all wells in the views of the exploration fit.
 
     Slots beside those of embeddings.h5ad: obs `qc_acquisition`, `qc_phenotype`, `qc_pass`; obsm float32
-    `X_pca`, `X_ica`, `X_tvn`, `X_pca_cs` (those that were fitted), `X_biology` and `X_batch` (the ica
+    `X_pca`, `X_varimax`, `X_ica`, `X_tvn`, `X_pca_cs`, `X_mad`, `X_spherize`, `X_centerscale_ica` and other chains
+    (those that were fitted), `X_biology` and `X_batch` (the ica
     columns of that label, (n, 0) if none); varm float64 `PCs`, `ICs` (d, k), so that X_pca = (X - mean of
     the fit wells) @ PCs; uns `phenoica` with `fit_experiments`, `components` (a row an ica component), `ica`
     (converged, n_iter, gradient, seeds, ...), `X_biology_names` and `X_batch_names`.
@@ -352,9 +422,9 @@ def assemble(
     views, record = load_fit(exploration_dir)
     adata.obs = join_qc(adata.obs, qc_wells)
     obs = hide_flagged_controls(adata.obs) if config["qc"]["exclude_flagged"] else adata.obs
-    for name, key in schema.VIEW_KEYS.items():
-        if name in views:
-            adata.obsm[key] = views[name].transform(adata.X, obs)
+    for name, fitted in views.items():
+        if name in schema.VIEW_KEYS or "+" in name:
+            adata.obsm[schema.view_key(name)] = fitted.transform(adata.X, obs)
     if "pca" in views:
         adata.varm[schema.VARM_PCS] = views["pca"].components_
     if "ica" in views:

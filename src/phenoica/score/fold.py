@@ -31,7 +31,7 @@ L2_METRICS = ("max_decision_difference", "max_auroc_difference", "holds")
 CONCENTRATION_CONTRAST = "all_vs_reference"  # effects of all perturbations together
 L2_CONTRAST = "l2_control"
 ALL = "all"  # the perturbation of these two
-ROTATED = ("pca", "rotation", "ica")  # views of one fit that differ by an orthogonal matrix
+ROTATED = ("pca", "rotation", "varimax", "ica")  # views of one fit that differ by an orthogonal matrix
 
 # a fold's table has two more columns than the final one: pairs compared, and the AUROC's plate-stratified variance
 PAIRS, VARIANCE = "pairs", "variance"
