@@ -443,6 +443,24 @@ def views(
 
 
 @app.command()
+def transform(
+    new: Annotated[Path, typer.Argument(help="AnnData of new wells (h5ad): embeddings of the same encoder in X.")],
+    state: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of a fit (disentangle/exploration, disentangle/fold-<k>), for all its views, or of one view "
+            "in it."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="File to write (h5ad); not the input.")],
+) -> None:
+    """Put a batch that a fit never saw into its saved views; nothing is refitted."""
+    from phenoica.disentangle.apply import transform_file
+
+    transform_file(new, state, out)
+
+
+@app.command()
 def score(
     config: Config,
     fold: Fold,
