@@ -144,7 +144,7 @@ def test_the_l2_control_holds_and_the_text_says_so(scores, finished):
     rows = scores[(scores["contrast"] == "l2_control") & (scores["fold"] == -1)].set_index("metric")["value"]
     assert rows["holds"] == 1 and rows["max_decision_difference"] <= 1e-6 and rows["max_auroc_difference"] <= 1e-4
     text = (finished[0] / "scores.txt").read_text()
-    assert "L2 control (pca+rotation+ica): holds" in text
+    assert "L2 control (pca+rotation+varimax+ica): holds" in text
     assert "Verdict: ICA" in text and "ica minus" in text
     assert "RED" not in text
 
@@ -209,10 +209,12 @@ def test_flagged_wells_leave_the_random_encoder_too(screen, settings):
 
 def test_sparsity_and_concentration(scores):
     hoyer = scores[(scores["metric"] == "hoyer") & (scores["fold"] == 0)]
-    assert set(hoyer["view"]) == {"pca", "rotation", "ica", "tvn", "pca_cs"}  # views of one width
+    assert set(hoyer["view"]) == {"pca", "rotation", "varimax", "ica", "tvn", "pca_cs"}  # views of one width
     assert hoyer["value"].dropna().between(0, 1).all()
     share = scores[(scores["metric"] == "concentration_share") & (scores["fold"] == -1)].set_index("view")["value"]
-    assert set(share.index) == {"pca", "rotation", "ica"} and share["ica"] > 0.5  # two planted sources of eight
+    assert (
+        set(share.index) == {"pca", "rotation", "varimax", "ica"} and share["ica"] > 0.5
+    )  # two planted sources of eight
 
 
 @pytest.mark.parametrize("kind", ["noise", "extremes"])

@@ -21,7 +21,16 @@ from phenoica.score.baselines import BASELINES, PERMUTED
 from phenoica.score.contrasts import CONTRASTS, CUTTING, OF_FOLDS, POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
 from phenoica.score.fold import AUROC, CONCENTRATION, CONCENTRATION_CONTRAST, HOYER, L1, L2_CONTRAST, L2_METRICS
 from phenoica.score.intervals import WITHIN_EXPERIMENTS
-from phenoica.score.summary import COMPARED, MACRO, OVER_FOLDS, ROTATION, TRAINING, position_lines, training_rows
+from phenoica.score.summary import (
+    COMPARED,
+    MACRO,
+    OVER_FOLDS,
+    ROTATION,
+    TRAINING,
+    is_held_out,
+    position_lines,
+    training_rows,
+)
 
 POOLED, WITHIN = schema.SCOPES[:2]
 NULLS = (ROTATION, PERMUTED)
@@ -84,6 +93,7 @@ def write(
         l2=l2_control(total),
         figure=figures.svg(figures.scores_figure(panels(scores))),
         tables=[score_table(total, POOLED), score_table(total, WITHIN)],
+        comparators=comparator_table(total),
         differences=differences(total),
         training=training(total),
         shape=shape_table(total),
@@ -121,7 +131,11 @@ def read_scores(scores_parquet: str | os.PathLike) -> pd.DataFrame:
 
 
 def _held_out(total: pd.DataFrame, scope: str) -> pd.DataFrame:
-    """Return the AUROC rows of the L1 probe; rotation is the mean over its draws, differences are left out."""
+    """Return the held-out AUROC rows of the L1 probe; rotation is the mean over its draws, differences are left out."""
+    return _l1_rows(total[is_held_out(total)], scope)
+
+
+def _l1_rows(total: pd.DataFrame, scope: str) -> pd.DataFrame:
     return total[
         (total["metric"] == AUROC)
         & (total["probe"] == L1)
@@ -199,8 +213,17 @@ def panels(scores: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def score_table(total: pd.DataFrame, scope: str) -> dict[str, Any]:
-    """Return the table of macro AUROC: a row a view or baseline, a column a contrast."""
-    rows = _held_out(total, scope)
+    """Return the table of macro AUROC on held-out experiments: a row a view or baseline, a column a contrast."""
+    return _macro_table(_held_out(total, scope), scope)
+
+
+def comparator_table(total: pd.DataFrame) -> dict[str, Any] | None:
+    """Return the same table of views that have read all test wells (pooled); None where there are none."""
+    rows = _l1_rows(total[~is_held_out(total)], POOLED)
+    return None if rows.empty else _macro_table(rows, POOLED)
+
+
+def _macro_table(rows: pd.DataFrame, scope: str) -> dict[str, Any]:
     macro = rows[rows["perturbation"] == MACRO]
     contrasts = [c for c in CONTRASTS if (macro["contrast"] == c).any()]
     cells = {(r["view"], r["contrast"]): r for r in macro.to_dict("records")}
@@ -319,7 +342,7 @@ def l2_control(total: pd.DataFrame) -> dict[str, Any]:
 
 def shape_table(total: pd.DataFrame) -> list[dict[str, Any]]:
     """Return sparsity and concentration of the views of one fit: a row a view, rotation being chance."""
-    single = total[total["draw"].isna() & total["view_minus"].isna()]
+    single = total[total["draw"].isna() & total["view_minus"].isna() & is_held_out(total)]
     effects = single[single["contrast"] == CONCENTRATION_CONTRAST]
     sparsity = single[
         (single["metric"] == HOYER) & (single["contrast"] == QUERY) & (single["perturbation"] == MACRO)

@@ -199,7 +199,7 @@ class _Wells:
             keep &= adata.obs[schema.QC_PASS].astype(bool).to_numpy()
         if not keep.any():
             raise ScoreError("no well is left to score: none is in a fold and passes qc")
-        self.X = np.asarray(adata.X[keep], dtype=np.float64)
+        self.X = np.asarray(adata.X[keep])  # views read float32 as the fit jobs do
         self.obs = _plain_text(adata.obs[keep])
         self.experiments = experiments.to_numpy()[keep]
         self.folds = np.array([fold_of[e] for e in self.experiments])

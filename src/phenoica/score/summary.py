@@ -78,6 +78,11 @@ def over_folds(
     return table(scores[list(schema.SCORE_COLUMNS)].to_dict("records"), schema.SCORE_COLUMNS)
 
 
+def is_held_out(rows: pd.DataFrame) -> pd.Series:
+    """Return a bool mask of rows whose view read no test well but controls; comparators (combat, harmony) read all."""
+    return rows["test_data_used"] != schema.TEST_DATA_USED[-1]
+
+
 def _groups(frame: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
     """Yield each group in order of appearance, with its key as a dict; null keys are keys like any other."""
     for key, group in frame.groupby(list(columns), sort=False, dropna=False):
@@ -129,7 +134,8 @@ def _differences(rows: pd.DataFrame) -> list[dict[str, Any]]:
     Averages are taken of these differences, so both views are averaged over the same perturbations and folds.
     """
     single = rows["draw"].isna()  # rotation: the mean over draws
-    rows = rows[single & (rows["metric"] == AUROC) & (rows["probe"] == L1)]
+    # what has read the test wells is compared with nothing that has not
+    rows = rows[single & (rows["metric"] == AUROC) & (rows["probe"] == L1) & is_held_out(rows)]
     by_view: dict[str, dict[tuple, dict[str, Any]]] = {}
     for row in rows.to_dict("records"):
         key = tuple(row[c] for c in ("contrast", "perturbation", "scope", "fold"))
@@ -231,7 +237,7 @@ def printed(scores: pd.DataFrame, decided: Sequence[Mapping[str, Any]], config: 
     total = scores[scores["fold"] == OVER_FOLDS]
     lines = [*_heading(total, decided, config), "", *_score_lines(total), "", *_control_lines(total)]
     lines += [*_concentration_lines(total, config), *_training_lines(total), *position_lines(total)]
-    lines += ["", *_verdict(total), "", *_footnotes(total, decided)]
+    lines += [*_comparator_lines(total), "", *_verdict(total), "", *_footnotes(total, decided)]
     return "\n".join(lines) + "\n"
 
 
@@ -249,8 +255,23 @@ def _heading(total: pd.DataFrame, decided: Sequence[Mapping[str, Any]], config: 
 def _auroc_rows(total: pd.DataFrame) -> pd.DataFrame:
     return total[
         (total["metric"] == AUROC) & (total["probe"] == L1) & (total["scope"] == POOLED) & total["view_minus"].isna()
-        & total["draw"].isna()
+        & total["draw"].isna() & is_held_out(total)
     ]  # fmt: skip
+
+
+def _comparator_lines(total: pd.DataFrame) -> list[str]:
+    """Return the macro AUROC of views that have read the test wells, apart from the held-out ones; often none."""
+    rows = total[
+        (total["metric"] == AUROC) & (total["probe"] == L1) & (total["scope"] == POOLED) & ~is_held_out(total)
+        & (total["contrast"] == QUERY) & (total["perturbation"] == MACRO)
+    ]  # fmt: skip
+    if rows.empty:
+        return []
+    cells = [
+        f"{row['view']} not testable" if pd.isna(row["value"]) else f"{row['view']} {row['value']:.3f}{_range(row)}"
+        for _, row in rows.iterrows()
+    ]
+    return [f"Not held out (corrected with all test wells in view), queries: {', '.join(cells)}."]
 
 
 def _interval_words(total: pd.DataFrame, confidence: float) -> str:
@@ -273,12 +294,15 @@ def _score_lines(total: pd.DataFrame) -> list[str]:
     columns += [(name, POSITIVE, name) for name in dict.fromkeys(positives)]
     columns += [(f"{name} vs cutting", POSITIVE_CUTTING, name) for name in dict.fromkeys(positives)]
     lookup = auroc.set_index(["view", "contrast", "perturbation"])
-    header = f"{'view':<16}{'reads of test':<15}" + "".join(f"{title:<20}" for title, _, _ in columns)
+    width = max(16, 1 + auroc["view"].str.len().max()) if len(auroc) else 16  # "centerscale + ica" is longer
+    header = f"{'view':<{width}}{'reads of test':<15}" + "".join(f"{title:<20}" for title, _, _ in columns)
     lines = [header.rstrip(), "-" * len(header.rstrip())]
-    order = total.loc[(total["metric"] == AUROC) & total["view_minus"].isna(), ["view", "test_data_used"]]
+    order = total.loc[
+        (total["metric"] == AUROC) & total["view_minus"].isna() & is_held_out(total), ["view", "test_data_used"]
+    ]
     for view, used in order.drop_duplicates().itertuples(index=False):
         cells = [_cell(lookup, (view, contrast, name)) for _, contrast, name in columns]
-        lines.append((f"{view:<16}{used:<15}" + "".join(f"{cell:<20}" for cell in cells)).rstrip())
+        lines.append((f"{view:<{width}}{used:<15}" + "".join(f"{cell:<20}" for cell in cells)).rstrip())
     return lines
 
 
@@ -299,7 +323,7 @@ def _range(row: pd.Series, form: str = ".2f") -> str:
 def _control_lines(total: pd.DataFrame) -> list[str]:
     rows = total[total["contrast"] == L2_CONTRAST].set_index("metric")
     if rows.empty or rows["value"].isna().any():
-        return ["L2 control: not run (it needs two of pca, rotation, ica and a testable contrast)."]
+        return ["L2 control: not run (it needs two of pca, rotation, varimax, ica and a testable contrast)."]
     decision, auroc, holds = (float(rows.loc[name, "value"]) for name in L2_METRICS)
     state = "holds" if holds == 1 else "RED: the views are not rotations of each other, or a probe has not converged"
     return [
@@ -393,7 +417,7 @@ def _verdict(total: pd.DataFrame) -> list[str]:
         low, high = row["ci_low"], row["ci_high"]
         outcome = "open" if pd.isna(low) or low <= 0 <= high else "beats" if low > 0 else "loses"
         groups[outcome].append(row["view_minus"])
-        lines.append(f"  {row['view_minus']:<16}{row['value']:+.3f}{_range(row, '+.3f')}")
+        lines.append(f"  {row['view_minus']:<18}{row['value']:+.3f}{_range(row, '+.3f')}")
     return [*lines, f"Verdict: {_sentence(groups)}"]
 
 
