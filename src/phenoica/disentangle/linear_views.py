@@ -234,7 +234,6 @@ class _RotatedPca(LinearView):
         pca = self.pca
         if pca is None:
             pca = Pca(n_components=self.n_components, seed=self.seed)._fit_rows(rows, obs)
-            self.warnings_.extend(pca.warnings_)
         elif not isinstance(pca, Pca) or not hasattr(pca, "n_components_"):
             raise FitError(f"view {self.name}: option pca must be a fitted pca view")
         elif self.n_components not in (None, AUTO, pca.n_components_):
@@ -247,6 +246,7 @@ class _RotatedPca(LinearView):
         whitened = pca._mapped(rows, obs)
         if np.abs(_second_moment(whitened) - np.eye(pca.n_components_)).max() > _WHITE_TOLERANCE:
             raise FitError(f"view {self.name}: {self._needs_white}")
+        self.warnings_.extend(pca.warnings_)
         self.mean_, self.pca_components_ = pca.mean_, pca.components_
         self.rotation_ = self._rotation(whitened, pca)
         self._derive()
@@ -303,7 +303,7 @@ class Varimax(_RotatedPca):
     Attributes
     ----------
     n_iter_, converged_
-        Sweeps over all pairs of components, and whether the last one turned none by more than 1e-8.
+        Sweeps over all pairs of components, and whether the last one turned none by more than 1e-6.
     """
 
     name = "varimax"

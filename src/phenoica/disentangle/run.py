@@ -123,6 +123,8 @@ def fit_views(X: np.ndarray, obs: pd.DataFrame, config: Mapping[str, Any]) -> di
             if name in ROTATED:
                 options["pca"] = pca
             fitted[name.replace(" ", "")] = view(name, **options).fit(X, obs)
+    if pca is not None and not {"pca", *ROTATED} & set(names):
+        next(iter(fitted.values())).warnings_.extend(pca.warnings_)  # of the width that this fit decided
     return fitted
 
 
@@ -311,7 +313,7 @@ def _fit_record(
     config: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
     first = next(iter(views.values()))
-    said = [message for fitted in views.values() for message in fitted.warnings_]
+    said = list(dict.fromkeys(message for fitted in views.values() for message in fitted.warnings_))
     batch_key = config["plates"]["batch_key"]
     if obs[batch_key].nunique() < 2:
         said.append(f"components: one {batch_key} in training, so batch omega2 cannot be measured and is given as 0")

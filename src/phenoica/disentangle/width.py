@@ -72,8 +72,9 @@ def parallel_width(variance: np.ndarray, column_variance: np.ndarray, n: int, se
     Returns
     -------
     k : int
-        Components before the first one that does not exceed `noise_variances`. It is not capped; under 10 k^2 wells a
-        warning says so.
+        Components before the first one that does not exceed `noise_variances`. Errs to too few, never to too many: the
+        variance of strong components counts as noise in their features. It is not capped; under 10 k^2 wells a warning
+        says so.
     said : tuple of str
         Warnings.
 
