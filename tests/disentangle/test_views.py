@@ -9,7 +9,8 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 
 from phenoica.disentangle import load_view, view
-from phenoica.disentangle.views import VIEWS, haar_rotation
+from phenoica.disentangle.rotations import haar_rotation
+from phenoica.disentangle.views import VIEWS
 from phenoica.errors import ConfigError, ControlsError, FitError, SchemaError
 
 NAMES = [*VIEWS, "centerscale + ica", "raw + pca"]

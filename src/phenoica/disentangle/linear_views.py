@@ -23,7 +23,8 @@ from phenoica.disentangle.base_view import (
 )
 from phenoica.disentangle.batch_controls import fit_control_rows
 from phenoica.disentangle.blocks import Rows, Step, moments
-from phenoica.disentangle.ica import fit_rotation
+from phenoica.disentangle.ica import ADAPTIVE, QUASI_NEWTON, check_options, fit_rotation
+from phenoica.disentangle.rotations import haar_rotation
 from phenoica.disentangle.varimax import varimax_rotation
 from phenoica.disentangle.width import parallel_width
 from phenoica.errors import FitError
@@ -334,6 +335,8 @@ class Ica(_RotatedPca):
         Seed of the starting rotation.
     max_iter, tolerance
         Stopping rule, see `phenoica.disentangle.ica.fit_rotation`.
+    solver, contrast, device
+        See there.
     pca
         A pca view fitted on the same wells; None fits one.
 
@@ -350,17 +353,22 @@ class Ica(_RotatedPca):
 
     def __init__(
         self, *, n_components: int | str | None = None, seed: int = 0, max_iter: int = 1000,
-        tolerance: float = 1e-4,
+        tolerance: float = 1e-4, solver: str = QUASI_NEWTON, contrast: str = ADAPTIVE, device: str = "cpu",
         pca: Pca | None = None,
     ):  # fmt: skip
         self.n_components = width_option(n_components)
+        check_options(solver, contrast, device)
+        self.solver, self.contrast, self.device = solver, contrast, device
         self.seed, self.max_iter = whole_number("seed", seed, 0), whole_number("max_iter", max_iter)
         self.tolerance, self.pca = positive_number("tolerance", tolerance), pca
 
     def _rotation(self, whitened: Rows, pca: Pca) -> np.ndarray:
         # the one matrix the solver needs whole, in the precision of the input
         Z = whitened.array(whitened.dtype)
-        fit = fit_rotation(Z, seed=self.seed, max_iter=self.max_iter, tolerance=self.tolerance)
+        fit = fit_rotation(
+            Z, seed=self.seed, max_iter=self.max_iter, tolerance=self.tolerance, solver=self.solver,
+            contrast=self.contrast, device=self.device,
+        )  # fmt: skip
         self.n_iter_, self.gradient_, self.converged_ = fit.n_iter, fit.gradient, fit.converged
         self.n_wells_ = len(Z)
         self.warnings_.extend(fit.warnings)
@@ -417,16 +425,6 @@ def principal_axes(
     for _, block in rows.then(projection(found.mean, axes), k).blocks():
         spread += np.einsum("ij,ij->j", block, block)
     return found.mean, axes, spread / n, found.squares / n
-
-
-def haar_rotation(k: int, seed: int, draw: int) -> np.ndarray:
-    """Return a (k, k) float64 orthogonal matrix, uniform under the Haar measure.
-
-    QR of a Gaussian matrix with the signs of R's diagonal moved into Q (Mezzadri 2007); the generator is
-    seeded with (seed, draw).
-    """
-    q, r = np.linalg.qr(np.random.default_rng([seed, draw]).standard_normal((k, k)))
-    return q * np.where(np.diag(r) < 0, -1.0, 1.0)
 
 
 def _second_moment(rows: Rows) -> np.ndarray:

@@ -18,14 +18,14 @@ from phenoica.disentangle.base_view import META_FILE, STATE_FILE, STATE_FORMAT, 
 from phenoica.disentangle.batch_views import BatchView, CenterScale, PcaCs, Tvn
 from phenoica.disentangle.blocks import Rows
 from phenoica.disentangle.comparators import Combat, Comparator, Harmony
-from phenoica.disentangle.linear_views import Ica, Mad, Pca, Raw, Rotation, Spherize, Varimax, haar_rotation
+from phenoica.disentangle.linear_views import Ica, Mad, Pca, Raw, Rotation, Spherize, Varimax
 from phenoica.errors import ConfigError, FitError, SchemaError
 from phenoica.files import write_json
 from phenoica.schema import TEST_DATA_USED
 
 __all__ = [
     "META_FILE", "STATE_FILE", "STATE_FORMAT", "VIEWS", "BatchView", "CenterScale", "Chain", "Combat", "Comparator",
-    "Harmony", "Ica", "Mad", "Pca", "PcaCs", "Raw", "Rotation", "Spherize", "Tvn", "Varimax", "View", "haar_rotation",
+    "Harmony", "Ica", "Mad", "Pca", "PcaCs", "Raw", "Rotation", "Spherize", "Tvn", "Varimax", "View",
     "load_view", "view",
 ]  # fmt: skip
 
