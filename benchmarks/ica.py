@@ -8,8 +8,8 @@ import to its last product, warm start included; generating and reading the mix 
 the float64 relative gradient of what it returns is at most 1e-4 (`phenoica.disentangle.ica.moments`). FastICA has no
 such rule: it runs at a tolerance of its own that would reach it, and is stopped once it has taken longer than picard,
 which then is the faster one. The last line is one JSON object: `speedup_222601x128` and `speedup_20000x64`, medians
-over the mixes of (faster oracle / ours), and `memory_vs_matrix`, the largest peak memory beyond that of the imports as a
-multiple of the bytes of the float32 matrix of the large size, the matrix itself included.
+over the mixes of (faster oracle / ours), and `memory_vs_matrix`, the largest peak memory beyond that of the imports as
+a multiple of the bytes of the float32 matrix of the large size, the matrix itself included.
 """
 
 from __future__ import annotations

@@ -374,6 +374,11 @@ class Ica(_RotatedPca):
         self.warnings_.extend(fit.warnings)
         return fit.rotation
 
+    def reorder(self, order: np.ndarray) -> None:
+        """Put the components of the fitted view into another order: a permutation of their indices (k,)."""
+        self.rotation_ = self.rotation_[:, order]
+        self._derive()
+
 
 def principal_axes(
     rows: Rows, n_components: int | None, name: str, wells: str

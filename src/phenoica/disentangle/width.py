@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from phenoica.disentangle.ica import fit_rotation
+from phenoica.disentangle.ica import WELLS_PER_SQUARED_COMPONENT, fit_rotation
 from phenoica.errors import FitError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 DRAWS = 40
 QUANTILE = 0.95
 ALL = "all"
-_WELLS_PER_SQUARED_COMPONENT = 10
 
 
 def noise_variances(column_variance: np.ndarray, n: int, seed: int) -> np.ndarray:
@@ -96,14 +95,14 @@ def parallel_width(variance: np.ndarray, column_variance: np.ndarray, n: int, se
         return k, ()
     return k, (
         f"n_components auto: parallel analysis gives {k}, and {n} wells are fewer than 10 k^2 = "
-        f"{_WELLS_PER_SQUARED_COMPONENT * k**2}; independent components may not be reproducible; set "
+        f"{WELLS_PER_SQUARED_COMPONENT * k**2}; independent components may not be reproducible; set "
         "disentangle.n_components to a smaller number or add wells",
     )
 
 
 def enough_wells(n: int, k: int) -> bool:
     """Return whether n wells are at least 10 k^2."""
-    return n >= _WELLS_PER_SQUARED_COMPONENT * k**2
+    return n >= WELLS_PER_SQUARED_COMPONENT * k**2
 
 
 def width_table(
