@@ -90,6 +90,7 @@ UNS_COMPONENTS = "components"
 UNS_ICA = "ica"
 UNS_BIOLOGY_NAMES = "X_biology_names"
 UNS_BATCH_NAMES = "X_batch_names"
+UNS_CONCENTRATION = "concentration"  # sentences: over how many components batch, position and biology are spread
 UNS_KEYS = (
     "version", "config_fingerprint", "checkpoint", "checkpoint_sha256", "precision", "licences", "fit_experiments",
     "encoder_saw_test_images",

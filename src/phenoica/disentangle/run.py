@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,9 @@ import pandas as pd
 
 from phenoica import __version__, schema
 from phenoica.config import fingerprint
-from phenoica.disentangle.components import component_table
+from phenoica.disentangle.components import component_table, effects_table
+from phenoica.disentangle.concentration import concentration, sentences
+from phenoica.disentangle.permutation import ReferenceTests
 from phenoica.disentangle.views import Ica, Pca, View, load_view, view
 from phenoica.errors import ConfigError, FitError, SchemaError
 from phenoica.files import atomic_dir, write_h5ad, write_json, write_parquet
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     import anndata
 
 COMPONENTS_FILE = "components.parquet"
+CONCENTRATION_FILE = "concentration.parquet"
+EFFECTS_FILE = "effects.parquet"
 FIT_FILE = "fit.json"
 ROTATION = "rotation"
 
@@ -116,23 +121,33 @@ def fit_views(X: np.ndarray, obs: pd.DataFrame, config: Mapping[str, Any]) -> di
 
 
 def components_of(
-    views: Mapping[str, View], X: np.ndarray, obs: pd.DataFrame, config: Mapping[str, Any]
-) -> pd.DataFrame:
+    views: Mapping[str, View], X: np.ndarray, obs: pd.DataFrame, config: Mapping[str, Any],
+    tests: ReferenceTests | None = None,
+) -> pd.DataFrame:  # fmt: skip
     """Return the component tables of all views on training wells, one below the other.
 
     See `phenoica.disentangle.components.component_table` for the columns; rotations share the view name
-    `rotation` and differ in `draw`.
+    `rotation` and differ in `draw`. All views share `tests`, which None makes (`reference_tests`).
     """
+    tests = reference_tests(obs, config) if tests is None else tests
     tables = [
         component_table(
             fitted.transform(X, obs, dtype=np.float64), obs,
             view=fitted.name, draw=getattr(fitted, "draw", None),
             alpha=config["disentangle"]["label_alpha"], min_omega2=config["disentangle"]["label_min_omega2"],
-            batch_key=config["plates"]["batch_key"],
+            tests=tests,
         )
         for fitted in views.values()
     ]  # fmt: skip
     return pd.concat(tables, ignore_index=True)
+
+
+def reference_tests(obs: pd.DataFrame, config: Mapping[str, Any]) -> ReferenceTests:
+    """Return the permutation tests of batch and position on training wells that a configuration asks for."""
+    return ReferenceTests(
+        obs, batch_key=config["plates"]["batch_key"],
+        permutations=config["disentangle"]["label_permutations"], seed=config["seed"],
+    )  # fmt: skip
 
 
 def join_qc(obs: pd.DataFrame, qc_wells: str | os.PathLike) -> pd.DataFrame:
@@ -199,8 +214,9 @@ def fit_fold(
 
     Only rows of training experiments enter; with `qc.exclude_flagged` wells that did not pass are left out
     as well. `out_dir` is replaced as a whole by: a folder a view (`raw`, `pca`, `ica`, `rotation_00`, ...:
-    state.npz and view.json), `components.parquet` (see `components_of`) and `fit.json`. The same training
-    rows give the same bytes.
+    state.npz and view.json), `components.parquet` (see `components_of`), `concentration.parquet` (see
+    `phenoica.disentangle.concentration`), `effects.parquet` (of ica, where it was fitted: see `effects_table`) and
+    `fit.json`. The same training rows give the same bytes.
 
     Parameters
     ----------
@@ -238,17 +254,26 @@ def fit_fold(
         raise FitError(f"fold {fold}: no training well passed qc; set qc.exclude_flagged to false or widen its limits")
 
     views = fit_views(X, obs, config)
-    table = components_of(views, X, obs, config)
+    tests = reference_tests(obs, config)
+    table = components_of(views, X, obs, config, tests)
+    record = _fit_record(views, obs, fold, experiments, int((~keep).sum()), config, tests)
+    record["concentration"] = sentences(table)
     with atomic_dir(out_dir) as folder:
         for key, fitted in views.items():
             fitted.save(folder / key)
         write_parquet(folder / COMPONENTS_FILE, table)
-        write_json(folder / FIT_FILE, _fit_record(views, obs, fold, experiments, int((~keep).sum()), config))
+        write_parquet(folder / CONCENTRATION_FILE, concentration(table))
+        if "ica" in views:
+            effects = effects_table(views["ica"].transform(X, obs, dtype=np.float64), obs, view="ica")
+            write_parquet(folder / EFFECTS_FILE, effects)
+        write_json(folder / FIT_FILE, record)
+    for sentence in record["concentration"]:
+        print(sentence, file=sys.stderr)
 
 
 def _fit_record(
     views: Mapping[str, View], obs: pd.DataFrame, fold: int | None, experiments: list[str], n_excluded: int,
-    config: Mapping[str, Any],
+    config: Mapping[str, Any], tests: ReferenceTests,
 ) -> dict[str, Any]:  # fmt: skip
     first = next(iter(views.values()))
     said = [message for fitted in views.values() for message in fitted.warnings_]
@@ -269,6 +294,8 @@ def _fit_record(
         "views": {key: {"name": v.name, "n_components": v.n_components_, "test_data_used": v.test_data_used}
                   for key, v in views.items()},
         "ica": ica_record(ica) if isinstance(ica, Ica) else None,
+        "label_tests": tests.record(),
+        "effect_replicates": "wells",
         "warnings": said,
     }  # fmt: skip
 
@@ -325,7 +352,7 @@ def assemble(
     `X_pca`, `X_ica`, `X_tvn`, `X_pca_cs` (those that were fitted), `X_biology` and `X_batch` (the ica
     columns of that label, (n, 0) if none); varm float64 `PCs`, `ICs` (d, k), so that X_pca = (X - mean of
     the fit wells) @ PCs; uns `phenoica` with `fit_experiments`, `components` (a row an ica component), `ica`
-    (converged, n_iter, gradient, seeds, ...), `X_biology_names` and `X_batch_names`.
+    (converged, n_iter, gradient, seeds, ...), `X_biology_names` and `X_batch_names`, and `concentration` (sentences).
 
     Parameters
     ----------
@@ -360,6 +387,7 @@ def assemble(
     if "ica" in views:
         table = pd.read_parquet(Path(exploration_dir) / COMPONENTS_FILE)
         _add_components(adata, views["ica"], table[table["view"] == "ica"], record)
+    adata.uns[schema.UNS_CONCENTRATION] = np.array(record["concentration"], dtype=object)
     adata.uns[schema.UNS] = {
         **adata.uns[schema.UNS],
         "version": __version__,

@@ -96,6 +96,7 @@ def write(
         folds=[fold_row(record) for record in decided],
         components=component_rows(uns.get(schema.UNS_COMPONENTS)),
         labels=label_counts(uns.get(schema.UNS_COMPONENTS)),
+        spread=[str(sentence) for sentence in uns.get(schema.UNS_CONCENTRATION, ())],
         ica=ica_state(uns.get(schema.UNS_ICA)),
         fit_experiments=[str(e) for e in uns[schema.UNS]["fit_experiments"]],
         run_link=pages.link(Path(out_path).parent.parent / "index.html", out_path),
