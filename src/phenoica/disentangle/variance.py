@@ -129,6 +129,20 @@ def group_statistics(values: np.ndarray, codes: np.ndarray, n_groups: int) -> tu
     return counts, means, total @ (values - means[codes]) ** 2
 
 
+def normal_scores(values: np.ndarray) -> np.ndarray:
+    """Return the normal quantiles of rank / (n + 1) in each column of values (n, k); ties share the mean rank."""
+    from scipy import special, stats
+
+    n = len(values)
+    order = np.argsort(values, axis=0)
+    ordered = np.take_along_axis(values, order, axis=0)
+    if (ordered[1:] == ordered[:-1]).any():
+        return special.ndtri(stats.rankdata(values, axis=0) / (n + 1))
+    scores = np.empty(values.shape)
+    np.put_along_axis(scores, order, special.ndtri(np.arange(1, n + 1) / (n + 1))[:, None], axis=0)
+    return scores
+
+
 def adjust(p: np.ndarray) -> np.ndarray:
     """Benjamini-Hochberg adjusted p values along the first axis; same shape."""
     p = np.asarray(p, dtype=np.float64)
