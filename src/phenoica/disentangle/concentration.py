@@ -126,22 +126,23 @@ def _sentence(numbers: pd.DataFrame, quantity: str, n: int) -> str:
 
 
 def _verdict(values: dict[str, np.ndarray]) -> str:
-    """Return what the numbers say of ica."""
+    """Return what the numbers say of ica: beside rotations first, because pca may by chance be worse than they."""
     if not len(values[ICA]):
         return ": no ica component carries any"
     own = values[ICA][0]
-    beaten, not_beaten = [], []
-    for view in (PCA, ROTATION):
-        if len(values.get(view, ())):
-            called = f"any of the {len(values[view])} rotations" if view == ROTATION else view
-            (beaten if own < values[view].min() else not_beaten).append(called)
-    if not beaten and not not_beaten:
-        return ": there is neither pca nor a rotation to compare ica with"
-    if not not_beaten:
-        return f": ica is more concentrated than {' and '.join(beaten)}"
-    if not beaten:
-        return f": ica is NOT more concentrated than {' or '.join(not_beaten)}"
-    return f": ica is more concentrated than {beaten[0]}, but NOT than {not_beaten[0]}"
+    pca, drawn = (values.get(view, np.empty(0)) for view in (PCA, ROTATION))
+    below_pca, below_drawn = bool(len(pca)) and own < pca[0], bool(len(drawn)) and own < drawn.min()
+    rotations = f"all {len(drawn)} rotations"
+    if not len(drawn):
+        beside_pca = f"ica is {'' if below_pca else 'NOT '}more concentrated than pca, " if len(pca) else ""
+        return f": {beside_pca}there is no rotation to compare ica with"
+    if below_drawn and below_pca:
+        return f": ica is more concentrated than pca and {rotations}"
+    if below_drawn:
+        return f": ica is more concentrated than {rotations}" + (", but NOT than pca" if len(pca) else "")
+    few = f"{(drawn <= own).sum()} of {len(drawn)} are at least as concentrated"
+    also = "pca or " if len(pca) and not below_pca else ""
+    return f": ica is NOT more concentrated than {also}random rotations ({few})"
 
 
 def _number(value: float, n: int) -> str:
