@@ -158,6 +158,8 @@ def test_page_content(run):
     assert VERDICT in text
     assert "in one experiment only" in text and "LONELY" in text  # a skipped contrast and why
     assert "<script>x" not in text and "&lt;script&gt;x" in text
+    assert f'<p id="spread">{SPREAD} Position: no component carries any.</p>' in text
+    assert text.index('id="spread"') < text.index('id="components"')
     assert "exploration fit" in text and "1 biology, 1 batch, 0 position" in text
     assert "ICA DID NOT CONVERGE" in text
     assert "0.30 on average, from 0.20 to 0.40" in text and "3 random rotations" in text
