@@ -96,7 +96,9 @@ UNS_COMPONENTS = "components"
 UNS_ICA = "ica"
 UNS_BIOLOGY_NAMES = "X_biology_names"
 UNS_BATCH_NAMES = "X_batch_names"
+UNS_REPRODUCIBILITY = "reproducibility"  # how many ica components come back on other experiments
 UNS_TRANSFORM = "phenoica_transform"  # which fitted states `phenoica transform` applied
+UNS_CONCENTRATION = "concentration"  # sentences: over how many components batch, position and biology are spread
 UNS_KEYS = (
     "version", "config_fingerprint", "checkpoint", "checkpoint_sha256", "precision", "licences", "fit_experiments",
     "encoder_saw_test_images",

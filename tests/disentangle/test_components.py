@@ -5,48 +5,14 @@ from scipy import stats
 
 from phenoica.disentangle import view
 from phenoica.disentangle.components import (
-    adjust,
     biology,
     component_effects,
     component_table,
-    omega2,
     reference_omega2,
-    variance_between,
 )
 from phenoica.errors import ControlsError
 
 RULES = {"alpha": 0.05, "min_omega2": 0.1}
-
-
-def test_omega2_by_hand():
-    values = np.array([[1.0], [2], [3], [5], [6], [7], [9], [9]])
-    groups = np.array(list("aaabbbcc"))
-    between = 3 * (2 - 5.25) ** 2 + 3 * (6 - 5.25) ** 2 + 2 * (9 - 5.25) ** 2
-    within = 2 + 2 + 0
-    mean_square = within / (8 - 3)
-    expected = (between - 2 * mean_square) / (between + within + mean_square)
-    assert omega2(values, groups)[0] == pytest.approx(expected)
-    # and through F: omega2 = (g - 1)(F - 1) / ((g - 1)(F - 1) + n)
-    F = stats.f_oneway(*(values[groups == g, 0] for g in "abc")).statistic
-    assert omega2(values, groups)[0] == pytest.approx(2 * (F - 1) / (2 * (F - 1) + 8))
-
-
-def test_omega2_is_unbiased_where_nothing_is_there_and_zero_where_it_cannot_be_measured():
-    rng = np.random.default_rng(0)
-    values = rng.standard_normal((60, 2000))
-    found = omega2(values, np.repeat(np.arange(6), 10))
-    assert found.min() == 0 and found.mean() < 0.03
-    assert (omega2(values, np.zeros(60)) == 0).all()
-    assert (omega2(values, np.arange(60)) == 0).all()
-    assert (omega2(np.ones((60, 1)), np.repeat(np.arange(6), 10)) == 0).all()
-    values = np.repeat(np.arange(6.0), 10)[:, None]
-    assert omega2(values, values[:, 0])[0] == pytest.approx(1)
-
-
-def test_adjust_agrees_with_scipy():
-    p = np.random.default_rng(0).uniform(size=(40, 3)) ** 2
-    for column in range(3):
-        np.testing.assert_allclose(adjust(p)[:, column], stats.false_discovery_control(p[:, column]))
 
 
 def test_effects_by_hand(make_metadata):
@@ -148,39 +114,6 @@ def test_batch_and_position_are_read_from_reference_controls_only(make_metadata)
     assert (reference_omega2(Z, obs, "experiment"), reference_omega2(Z, obs, "row")) == before
 
 
-def test_variance_between_within_nothing_is_one_way_anova():
-    rng = np.random.default_rng(0)
-    values, groups = rng.standard_normal((40, 3)), rng.integers(0, 5, 40)
-    share, p = variance_between(values, groups)
-    F = stats.f_oneway(*(values[groups == g] for g in range(5)))
-    np.testing.assert_allclose(p, F.pvalue)
-    np.testing.assert_allclose(share, np.clip(4 * (F.statistic - 1) / (4 * (F.statistic - 1) + 40), 0, None))
-    one_level = variance_between(values, groups, np.zeros(40))
-    np.testing.assert_allclose(one_level[0], share)
-    np.testing.assert_allclose(one_level[1], p)
-
-
-def test_variance_between_within_levels_compares_two_linear_models():
-    rng = np.random.default_rng(1)
-    values, groups, levels = rng.standard_normal((60, 4)), rng.integers(0, 7, 60), rng.integers(0, 4, 60)
-    values += levels[:, None] + 0.2 * groups[:, None]
-    levels[groups == 6], groups[levels == 3] = 3, 6  # this group is this level: nothing of it is left
-    share, p = variance_between(values, groups, levels)
-
-    def residual(*factors):
-        design = np.column_stack([factor[:, None] == np.unique(factor) for factor in factors]).astype(float)
-        fit, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
-        return ((values - design @ fit) ** 2).sum(axis=0), rank
-
-    (small, rank_small), (large, rank_large) = residual(levels), residual(levels, groups)
-    df, mean_square = rank_large - rank_small, large / (60 - rank_large)
-    assert df == 5  # six other groups, one of which the level means determine
-    np.testing.assert_allclose(p, stats.f.sf((small - large) / df / mean_square, df, 60 - rank_large))
-    total = ((values - values.mean(axis=0)) ** 2).sum(axis=0)
-    np.testing.assert_allclose(share, np.clip((small - large - df * mean_square) / (total + mean_square), 0, None))
-    assert (variance_between(values, levels, levels)[1] == 1).all()
-
-
 def big_plates(make_metadata, seed):
     """Wells of 8 experiments on 1536-well plates: 192 reference controls on 32 rows and 48 columns."""
     obs, rng = make_metadata(n_experiments=8, n_plates=3), np.random.default_rng(seed)
@@ -230,7 +163,7 @@ def test_position_on_a_large_plate_is_found_beside_noise_and_below_a_batch(make_
     Z[:, 8] += 2 * gradient + 3 * rng.standard_normal(8)[pd.factorize(obs["experiment"])[0]]
     table = component_table(Z / Z.std(axis=0), obs, view="ica", **RULES)
     assert table["label"][7] == "position" and table["label"][8] == "mixed"
-    assert table[f"{axis}_omega2"][7] > 0.6 and table["position_p"][7] < 1e-6
+    assert table[f"{axis}_omega2"][7] > 0.6 and table["position_p"][7] < 0.02
     # a share of the whole variance: the batch takes its part
     assert table[f"{axis}_omega2"][8] < table[f"{axis}_omega2"][7]
 
@@ -243,7 +176,7 @@ def test_position_and_batch_need_the_share_as_well_as_the_test(make_metadata):
     for limit, labels in ((0.1, ["position", "batch"]), (0.9, ["unexplained", "unexplained"])):
         table = component_table(Z / Z.std(axis=0), obs, view="ica", alpha=0.05, min_omega2=limit)
         assert list(table["label"]) == labels
-        assert table["position_p"][0] < 1e-6 and table["batch_p"][1] < 1e-6
+        assert table["position_p"][0] < 1e-3 and table["batch_p"][1] < 1e-3
 
 
 def test_few_reference_controls_make_no_batch_by_chance(make_metadata):

@@ -92,9 +92,8 @@ def test_two_experiments_have_no_thirds():
 
 def test_bootstraps_with_too_few_wells():
     X, obs, _ = data(n_experiments=2, wells=6, d=8)
-    seed = next(s for s in range(20) if np.ptp(np.random.default_rng([s, 0, 2]).choice(2, 2)) == 0)  # one of them twice
     with pytest.raises(FitError, match="no bootstrap of 2 experiments.*reproducibility_draws"):
-        measure(X, obs, *fitted(X, 8), draws=1, seed=seed, alpha=0.05)
+        measure(X, obs, *fitted(X, 8), draws=1, seed=0, alpha=0.05)
 
 
 def test_fits_that_do_not_converge_are_counted():

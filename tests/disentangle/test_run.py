@@ -31,7 +31,8 @@ def test_held_out_rows_cannot_change_a_byte(stage, make_config, tmp_path):
     config = make_config()
     fit_fold(stage.embeddings, stage.qc, stage.folds, 1, tmp_path / "a", config)
     expected = hashes(tmp_path / "a")
-    assert {"ica/state.npz", "rotation_02/state.npz", "components.parquet", "fit.json"} <= set(expected)
+    files = {"components.parquet", "concentration.parquet", "effects.parquet", "fit.json"}
+    assert {"ica/state.npz", "rotation_02/state.npz", *files} <= set(expected)
     X, test = read(stage), held_out(stage, 1)
     assert 0 < test.sum() < len(test)
     rng = np.random.default_rng(5)
@@ -47,7 +48,9 @@ def test_held_out_rows_cannot_change_a_byte(stage, make_config, tmp_path):
     X[~test] *= 1.01  # the check itself notices training rows
     stage.write(X)
     fit_fold(stage.embeddings, stage.qc, stage.folds, 1, tmp_path / "b", config)
-    assert hashes(tmp_path / "b")["pca/state.npz"] != expected["pca/state.npz"]
+    changed = hashes(tmp_path / "b")
+    assert changed["pca/state.npz"] != expected["pca/state.npz"]
+    assert changed["effects.parquet"] != expected["effects.parquet"]
 
 
 def test_what_a_fold_writes(stage, make_config, tmp_path):
@@ -65,8 +68,45 @@ def test_what_a_fold_writes(stage, make_config, tmp_path):
         "raw": 24, "centerscale": 24, "pca": 4, "rotation": 12, "varimax": 4, "ica": 4, "tvn": 4, "pca_cs": 4,
     }  # fmt: skip
     assert sorted(table.loc[table["view"] == "rotation", "draw"].unique()) == [0, 1, 2]
+    effects = pd.read_parquet(tmp_path / "fold" / "effects.parquet")
+    top = effects.loc[effects.groupby("component")["effect"].apply(lambda e: e.abs().idxmax())].set_index("component")
+    ica = table[table["view"] == "ica"].set_index("component")
+    np.testing.assert_array_equal(top.loc[ica.index, "effect"], ica["top_effect"])
     np.testing.assert_array_equal(views["ica"].pca_components_, views["pca"].components_)
     np.testing.assert_array_equal(views["rotation_01"].pca_components_, views["pca"].components_)
+
+
+def test_a_fit_says_over_how_many_components_batch_is_spread(stage, make_config, tmp_path, capsys):
+    fit_fold(stage.embeddings, stage.qc, stage.folds, 0, tmp_path / "fold", make_config())
+    table = pd.read_parquet(tmp_path / "fold" / "components.parquet")
+    frame = pd.read_parquet(tmp_path / "fold" / "concentration.parquet")
+    assert frame.groupby("view").size().to_dict() == {"pca": 6, "rotation": 18, "ica": 6, "varimax": 6}
+    batch = frame[(frame["quantity"] == "batch") & (frame["metric"] == "participation")].set_index("view")["value"]
+    omega2 = table.loc[table["view"] == "ica", "batch_omega2"]
+    assert batch["ica"] == pytest.approx(omega2.sum() ** 2 / (omega2**2).sum())
+    record = load_fit(tmp_path / "fold")[1]
+    said = record["concentration"]
+    assert f"Batch is spread over {batch['ica']:.1f} of 4 ica components (participation number)" in said[0]
+    assert f"{batch['rotation'].mean():.1f} of random rotations (mean of 3, " in said[0]
+    assert "ica is more concentrated than pca and all 3 rotations" in said[0]  # one planted factor is the batch
+    printed = capsys.readouterr().err
+    assert all(sentence in printed for sentence in said) and len(said) == 3
+    assert record["label_tests"] == {
+        "permutations": 9999, "batch": "wells across batches", "position": "wells within plates", "n_reference": 64,
+    }  # fmt: skip
+
+
+def test_a_fit_without_ica_has_no_effects_file_and_no_claim(stage, make_config, tmp_path):
+    config = make_config(disentangle={"views": ["raw", "pca"], "label_permutations": 99})
+    fit_fold(stage.embeddings, stage.qc, stage.folds, 0, tmp_path / "fold", config)
+    assert not (tmp_path / "fold" / "effects.parquet").exists()
+    record = load_fit(tmp_path / "fold")[1]
+    assert record["label_tests"]["permutations"] == 99
+    assert "of 4 pca components" in record["concentration"][0] and "ica" not in record["concentration"][0]
+    config = make_config(disentangle={"views": ["raw"]})
+    fit_fold(stage.embeddings, stage.qc, stage.folds, 0, tmp_path / "raw", config)
+    assert load_fit(tmp_path / "raw")[1]["concentration"] == []
+    assert pd.read_parquet(tmp_path / "raw" / "concentration.parquet").empty
 
 
 def test_views_in_memory_are_those_of_the_fold(stage, make_config, tmp_path):
@@ -166,6 +206,10 @@ def test_disentangled_h5ad_has_every_slot_of_the_design(stage, make_config, tmp_
         chosen = (table["label"] == label).to_numpy()
         assert chosen.sum() == 1 and list(adata.uns[names]) == list(table.index[chosen])
         np.testing.assert_array_equal(adata.obsm[key], adata.obsm[schema.X_ICA][:, chosen])
+    said = load_fit(tmp_path / "exploration")[1]["concentration"]
+    assert list(adata.uns[schema.UNS_CONCENTRATION]) == said and len(said) == 3
+    assert "4 of 4 ica components come back" in adata.uns[schema.UNS_REPRODUCIBILITY]["sentence"]
+    assert table["identifiable"].all() and (np.diff(table["reproducibility"].round(2)) <= 0).all()
     assert bool(adata.uns[schema.UNS_ICA]["converged"]) and list(adata.uns[schema.UNS_ICA]["seeds"]) == [0]
     assert (adata.obs[schema.QC_PASS]).all() and set(adata.obs[schema.QC_ACQUISITION]) == {""}
 
@@ -215,3 +259,26 @@ def test_import_loads_neither_torch_nor_scanpy_nor_a_solver():
         "print([m for m in ('torch', 'scanpy', 'picard', 'sklearn') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_a_fit_says_which_components_come_back(stage, make_config, tmp_path):
+    fit_fold(stage.embeddings, stage.qc, stage.folds, 0, tmp_path / "fold", make_config())
+    views, record = load_fit(tmp_path / "fold")
+    table = pd.read_parquet(tmp_path / "fold" / "components.parquet")
+    single = pd.read_parquet(tmp_path / "fold" / "reproducibility.parquet")
+    ica = table[table["view"] == "ica"]
+    mean = single[single["kind"] == "bootstrap"].groupby("component")["r"].mean()
+    np.testing.assert_allclose(ica["reproducibility"], mean)
+    np.testing.assert_allclose(
+        ica["reproducibility_null"], single.loc[single["kind"] == "gaussian", "r"].quantile(0.95)
+    )
+    assert record["reproducibility"]["identifiable"] == ica["identifiable"].sum()
+    assert table.loc[table["view"] != "ica", ["reproducibility", "identifiable"]].isna().all(axis=None)
+
+
+def test_reproducibility_is_left_out_where_it_is_not_asked_for(stage, make_config, tmp_path):
+    adata = exploration(stage, make_config(disentangle={"reproducibility_draws": 0}), tmp_path)
+    assert load_fit(tmp_path / "exploration")[1]["reproducibility"] is None
+    assert not (tmp_path / "exploration" / "reproducibility.parquet").exists()
+    assert schema.UNS_REPRODUCIBILITY not in adata.uns
+    assert not {"reproducibility", "identifiable"} & set(adata.uns[schema.UNS_COMPONENTS].columns)

@@ -16,6 +16,7 @@ from phenoica.report import figures, run_index, score_page
 VERDICT = "ICA does not beat pca, rotation on held-out experiments."
 VALUES = {"pca": 0.71, "ica": 0.74, "rotation": 0.70, "cell_count": 0.66, "permuted": 0.50}
 EVIL = "<script>x</script>"
+SPREAD = "Batch is spread over 2.0 of 2 ica components (participation number): ica is NOT more concentrated."
 
 
 def row(**values):
@@ -65,6 +66,7 @@ def run(tmp_path):
     adata.uns[schema.UNS_COMPONENTS] = pd.DataFrame(
         [component, component | {"label": "batch"}], index=pd.Index(["ica_000", "ica_001"], name="component")
     )
+    adata.uns[schema.UNS_CONCENTRATION] = np.array([SPREAD, "Position: no component carries any."], dtype=object)
     adata.uns[schema.UNS_ICA] = {"converged": False, "n_iter": 300, "gradient": 0.02}
     for path in (paths.disentangled, paths.embeddings):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,6 +158,8 @@ def test_page_content(run):
     assert VERDICT in text
     assert "in one experiment only" in text and "LONELY" in text  # a skipped contrast and why
     assert "<script>x" not in text and "&lt;script&gt;x" in text
+    assert f'<p id="spread">{SPREAD} Position: no component carries any.</p>' in text
+    assert text.index('id="spread"') < text.index('id="components"')
     assert "exploration fit" in text and "1 biology, 1 batch, 0 position" in text
     assert "ICA DID NOT CONVERGE" in text
     assert "0.30 on average, from 0.20 to 0.40" in text and "3 random rotations" in text

@@ -1,9 +1,9 @@
 """What a component carries: perturbations, the batch, the position on the plate, or nothing that is known.
 
 In go the components of training wells and their metadata, out comes a table with a row a component. Batch
-and position (within batches) are omega2 and its F test on reference controls only; biology is the effect of
-perturbations against reference controls of the same experiment, so a batch effect cannot pass for it. The same
-functions measure held-out wells.
+and position (within plates) are omega2 and its permutation test on reference controls only; biology is the effect of
+perturbations against reference controls of the same experiment, so a batch effect cannot pass for it. Sizes are of
+values, significance must hold of ranks, so a few far wells make no label. The same functions measure held-out wells.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from phenoica.disentangle.permutation import PERMUTATIONS, ReferenceTests, check_components, reference_rows
+from phenoica.disentangle.variance import adjust, group_statistics, normal_scores, omega2, sum_by
 from phenoica.errors import ControlsError
 from phenoica.schema import (
     BATCH,
     BATCH_KEY_DEFAULT,
     BIOLOGY,
-    COLUMN,
     CONTROL,
-    CONTROL_ROLE,
     CUTTING,
     EXPERIMENT,
     MIXED,
     NEGATIVE,
     PERTURBATION,
     POSITION,
-    REFERENCE,
-    ROW,
     TREATMENT,
     UNEXPLAINED,
     component_names,
 )
+
+_BLOCK_ROWS = 2048
+_BLOCK_COMPONENTS = 128
 
 
 @dataclass(frozen=True)
@@ -80,82 +81,6 @@ class Effects:
         return np.where(moving, 2 * stats.t.sf(np.abs(t), self.degrees), 1.0)
 
 
-def omega2(values: np.ndarray, groups: np.ndarray | pd.Series) -> np.ndarray:
-    """Share of a component's variance that lies between groups, unbiased.
-
-    One-way omega2 (Hays 1963): (SS_between - (g - 1) MS_within) / (SS_total + MS_within), clipped at
-    0.
-
-    Parameters
-    ----------
-    values
-        (n, k).
-    groups
-        (n,) labels, g different ones.
-
-    Returns
-    -------
-    ndarray
-        float64 (k,) in [0, 1]. It is 0 where it cannot be measured: one group, no well beyond one a group,
-        no variance.
-    """
-    return variance_between(values, groups)[0]
-
-
-def variance_between(
-    values: np.ndarray, groups: np.ndarray | pd.Series, within: np.ndarray | pd.Series | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the share of a component's variance that lies between groups, and its F test.
-
-    Analysis of variance. Without `within` one-way: omega2 = (SS_between - df MS_rest) / (SS_total + MS_rest)
-    (Hays 1963), F = SS_between / df / MS_rest. With `within` the means of its levels are removed from the
-    values and from the group indicators first, so SS_between is what groups explain beyond the levels, df the
-    rank of the indicators that is left, and their n - levels - df the degrees of freedom of the rest;
-    SS_total stays that of all values, so omega2 is a share of the whole variance.
-
-    Parameters
-    ----------
-    values
-        (n, k).
-    groups
-        (n,) labels, such as the plate columns of the wells.
-    within
-        (n,) labels, such as the batches of the wells, or None.
-
-    Returns
-    -------
-    omega2 : ndarray
-        float64 (k,) in [0, 1]; 0 where it cannot be measured: groups that do not differ beyond `within`, no
-        degree of freedom of the rest, no variance.
-    p : ndarray
-        float64 (k,), upper tail of F; 1 where it cannot be measured.
-    """
-    from scipy import stats
-
-    values = np.asarray(values, dtype=np.float64)
-    codes, names = pd.factorize(np.asarray(groups))
-    n, g = len(values), len(names)
-    centred = values - values.mean(axis=0)
-    whole = (centred**2).sum(axis=0)
-    if within is None:
-        counts, means, squares = _group_statistics(centred, codes, g)
-        between, df = (counts[:, None] * means**2).sum(axis=0), g - 1
-        rest, df_rest = squares.sum(axis=0), n - g
-    else:
-        levels, level_names = pd.factorize(np.asarray(within))
-        centred = _centre(centred, levels, len(level_names))
-        basis, size, _ = np.linalg.svd(_centre(np.eye(g)[codes], levels, len(level_names)), full_matrices=False)
-        basis = basis[:, size > n * np.finfo(np.float64).eps * np.sqrt(n)]
-        between, df = ((basis.T @ centred) ** 2).sum(axis=0), basis.shape[1]
-        rest, df_rest = np.clip((centred**2).sum(axis=0) - between, 0.0, None), n - len(level_names) - df
-    if df < 1 or df_rest < 1:
-        return np.zeros(values.shape[1]), np.ones(values.shape[1])
-    mean_square = rest / df_rest
-    share = np.divide(between - df * mean_square, whole + mean_square, out=np.zeros_like(whole), where=whole > 0)
-    F = np.divide(between / df, mean_square, out=np.full_like(whole, np.inf), where=mean_square > 0)
-    return np.clip(share, 0.0, None), np.where(between > 0, stats.f.sf(F, df, df_rest), 1.0)
-
-
 def reference_omega2(Z: np.ndarray, obs: pd.DataFrame, column: str) -> np.ndarray:
     """Return `omega2` of an obs column on the reference controls among the wells, (k,).
 
@@ -164,7 +89,8 @@ def reference_omega2(Z: np.ndarray, obs: pd.DataFrame, column: str) -> np.ndarra
     ControlsError
         If there is no reference control.
     """
-    return _reference_variance(Z, obs, column)[0]
+    rows = reference_rows(obs)
+    return omega2(np.asarray(Z)[rows], obs[column].astype(str).to_numpy()[rows])
 
 
 def component_effects(Z: np.ndarray, obs: pd.DataFrame) -> Effects:
@@ -174,8 +100,9 @@ def component_effects(Z: np.ndarray, obs: pd.DataFrame) -> Effects:
     reference controls of e. Differences are averaged over experiments with weights n_case n_ref / (n_case +
     n_ref). The variance of a well is pooled over experiments within a perturbation, and over experiments for
     the references; a perturbation with one well an experiment borrows the references' variance. Wells are
-    the replicates. Negative controls are no perturbation, each guide of the cutting controls is one; an
-    experiment without reference controls contributes nothing.
+    the replicates, also of a gene with several guides: guides that differ widen the variance of its wells, but
+    the standard error does not speak of guides that were not used. Negative controls are no perturbation, each
+    guide of the cutting controls is one; an experiment without reference controls contributes nothing.
 
     Parameters
     ----------
@@ -195,10 +122,10 @@ def component_effects(Z: np.ndarray, obs: pd.DataFrame) -> Effects:
         If no experiment has two reference controls, or none with a reference control has a case.
     """
     Z = np.asarray(Z, dtype=np.float64)
-    reference = _reference_rows(obs)
+    reference = reference_rows(obs)
     experiments = obs[EXPERIMENT].astype(str).to_numpy()
     names, codes = np.unique(experiments, return_inverse=True)
-    n_ref, mean_ref, ss_ref = _group_statistics(Z[reference], codes[reference], len(names))
+    n_ref, mean_ref, ss_ref = group_statistics(Z[reference], codes[reference], len(names))
     df_ref = int(np.clip(n_ref - 1, 0, None).sum())
     case = (obs[CONTROL].astype(str) != NEGATIVE).to_numpy() & (n_ref[codes] > 0)
     if df_ref == 0 or not case.any():
@@ -210,10 +137,10 @@ def component_effects(Z: np.ndarray, obs: pd.DataFrame) -> Effects:
     label = np.where(cutting, obs[TREATMENT].astype(str).to_numpy(), obs[PERTURBATION].astype(str).to_numpy())
     perturbations, perturbation = np.unique(label[case], return_inverse=True)
     cells, cell = np.unique(perturbation * len(names) + codes[case], return_inverse=True)
-    n_case, mean_case, ss_case = _group_statistics(Z[case], cell, len(cells))
+    n_case, mean_case, ss_case = group_statistics(Z[case], cell, len(cells))
     of, where = cells // len(names), cells % len(names)
 
-    total = _sum_by(of, len(perturbations))
+    total = sum_by(of, len(perturbations))
     variance_ref = ss_ref.sum(axis=0) / df_ref
     df_case = total @ (n_case - 1.0)
     alone = df_case == 0
@@ -233,6 +160,37 @@ def component_effects(Z: np.ndarray, obs: pd.DataFrame) -> Effects:
     )  # fmt: skip
 
 
+def effect_p_values(Z: np.ndarray, obs: pd.DataFrame, effects: Effects) -> np.ndarray:
+    """Return the p value of every effect: the larger of Welch's on values and on normal scores of ranks.
+
+    Welch's test alone finds effects in noise with one long tail (in log-normal noise of sigma 2, and 20 components, in
+    one set of five), because the mean of four wells is not normal there. Ranks within the experiment, as normal scores,
+    have no tails; the effect itself stays that of the values.
+
+    Parameters
+    ----------
+    Z, obs
+        As for `component_effects`.
+    effects
+        What that returned.
+
+    Returns
+    -------
+    ndarray
+        float64 (p, k).
+    """
+    experiment = pd.factorize(obs[EXPERIMENT].astype(str))[0]
+    rows = [np.flatnonzero(experiment == code) for code in range(experiment.max() + 1)]
+    p = effects.p_values
+    for start in range(0, p.shape[1], _BLOCK_COMPONENTS):
+        block = np.array(Z[:, start : start + _BLOCK_COMPONENTS], dtype=np.float64)
+        for inside in rows:
+            block[inside] = normal_scores(block[inside])
+        scores = component_effects(block, obs).p_values
+        p[:, start : start + _BLOCK_COMPONENTS] = np.maximum(p[:, start : start + _BLOCK_COMPONENTS], scores)
+    return p
+
+
 def biology(Z: np.ndarray, obs: pd.DataFrame) -> np.ndarray:
     """Mean squared effect of perturbations on every component, corrected for noise; see `Effects.biology`.
 
@@ -247,18 +205,19 @@ def biology(Z: np.ndarray, obs: pd.DataFrame) -> np.ndarray:
 
 def component_table(
     Z: np.ndarray, obs: pd.DataFrame, *, view: str, alpha: float, min_omega2: float,
-    batch_key: str = BATCH_KEY_DEFAULT, draw: int | None = None,
+    batch_key: str = BATCH_KEY_DEFAULT, draw: int | None = None, permutations: int = PERMUTATIONS, seed: int = 0,
+    tests: ReferenceTests | None = None,
 ) -> pd.DataFrame:  # fmt: skip
     """Describe every component of a view on training wells.
 
-    A component carries *batch* if omega2 of the batch on reference controls is at least `min_omega2` and its F
-    test passes Benjamini-Hochberg over components at level `alpha`. It carries *position* if the same holds
-    for the row or for the column, measured within batches (`variance_between`) and with the tests of both in
-    one family of 2 k; few wells on many rows and columns reach any omega2 by chance, hence the test. It carries
-    *biology* if its perturbation effects are significant (Simes p over perturbations, Benjamini-Hochberg over
-    components, level `alpha`) and at least one perturbation that passes Benjamini-Hochberg within the component
-    has a squared effect, corrected for noise, of at least `min_omega2` (the component's variance is 1). The
-    label is the one thing it carries, "mixed" for several, "unexplained" for none.
+    A component carries *batch* if omega2 of the batch on reference controls is at least `min_omega2` and its
+    permutation test passes Benjamini-Hochberg over components at level `alpha`. It carries *position* if the same
+    holds for the row or for the column, measured within batches and with the tests of both in one family of 2 k; few
+    wells on many rows and columns reach any omega2 by chance, hence the test. What is permuted is said in
+    `ReferenceTests`. It carries *biology* if its perturbation effects are significant (`effect_p_values`, Simes p
+    over perturbations, Benjamini-Hochberg over components, level `alpha`) and at least one perturbation that passes
+    Benjamini-Hochberg within the component has a squared effect, corrected for noise, of at least `min_omega2` (the
+    component's variance is 1). The label is the one thing it carries, "mixed" for several, "unexplained" for none.
 
     Parameters
     ----------
@@ -274,43 +233,47 @@ def component_table(
         obs column that is the batch.
     draw
         Number of the rotation draw, or None.
+    permutations, seed
+        `disentangle.label_permutations` and `seed`. The smallest p is 1 / (permutations + 1), so a lone effect among k
+        components is found only with permutations + 1 >= k / alpha (batch) or 2 k / alpha (position).
+    tests
+        The tests of these wells, made beforehand to be shared by several views; None makes them from `batch_key`,
+        `permutations` and `seed`, which are not read otherwise.
 
     Returns
     -------
     DataFrame
-        A row a component: view, draw (nullable), component, index, label, batch_omega2, row_omega2,
-        column_omega2 (what the label uses: on reference controls, row and column after removing batch means,
-        as shares of the whole variance), batch_p, position_p (F tests, adjusted; position is the smaller of
-        row and column), biology (see `Effects.biology`), perturbation_share (share of perturbations past
+        A row a component: view, draw (nullable), component, index, label, batch_omega2, plate_omega2, row_omega2,
+        column_omega2 (on reference controls; plate, row and column after removing batch means, as shares of the whole
+        variance; the label does not use that of plates), batch_p, position_p (permutation tests, adjusted; position
+        is the smaller of row and column), biology (mean squared effect of a perturbation, see `Effects.biology`),
+        biology_sum (the same summed over perturbations), perturbation_share (share of perturbations past
         Benjamini-Hochberg within the component), perturbation_p (Simes p, adjusted over components),
-        top_perturbation and top_effect (largest absolute effect, signed), n_perturbations, kurtosis (excess)
-        and skew (population moments of all these wells).
+        top_perturbation, top_effect and top_standard_error (largest absolute effect, signed), n_perturbations,
+        kurtosis (excess) and skew (population moments of all these wells).
 
     Raises
     ------
     ControlsError
-        If there are no reference controls.
+        If there are no reference controls, or none shares an experiment with a case.
+    SchemaError
+        If a component is not finite.
     """
-    from scipy import stats
-
-    Z = np.asarray(Z, dtype=np.float64)
+    Z = check_components(Z, obs)
     k = Z.shape[1]
+    if tests is None:
+        tests = ReferenceTests(obs, batch_key=batch_key, permutations=permutations, seed=seed)
     effects = component_effects(Z, obs)
-    hits, p = _hits(effects.p_values, alpha)
+    hits, p = _hits(effect_p_values(Z, obs, effects), alpha)
     top = np.abs(effects.effect).argmax(axis=0)
-    batch, batch_p = _reference_variance(Z, obs, batch_key)
-    place, place_p = np.stack([_reference_variance(Z, obs, c, within=batch_key) for c in (ROW, COLUMN)], axis=1)
+    (batch, batch_p), (place, place_p) = tests.batch(Z), tests.position(Z)
     batch_p, place_p = adjust(batch_p), adjust(place_p.ravel()).reshape(2, k)
-    strong = (hits & (effects.squared >= min_omega2)).any(axis=0) & (p <= alpha)
     carries = {
-        BIOLOGY: strong,
+        BIOLOGY: (hits & (effects.squared >= min_omega2)).any(axis=0) & (p <= alpha),
         BATCH: (batch >= min_omega2) & (batch_p <= alpha),
         POSITION: ((place >= min_omega2) & (place_p <= alpha)).any(axis=0),
     }
-    # a column that is constant on training wells (all 0) has no third or fourth moment: 0 like a Gaussian
-    moments = np.zeros((2, k))
-    varies = Z.std(axis=0) > 0
-    moments[:, varies] = stats.kurtosis(Z[:, varies], axis=0), stats.skew(Z[:, varies], axis=0)
+    kurtosis, skew = _moments(Z)
     table: dict[str, Any] = {
         "view": view,
         "draw": pd.array([draw] * k, dtype="Int64"),
@@ -318,33 +281,77 @@ def component_table(
         "index": np.arange(k),
         "label": _labels(carries),
         "batch_omega2": batch,
+        "plate_omega2": tests.plate(Z),
         "row_omega2": place[0],
         "column_omega2": place[1],
         "batch_p": batch_p,
         "position_p": place_p.min(axis=0),
         "biology": effects.biology,
+        "biology_sum": effects.biology * len(effects.perturbations),
         "perturbation_share": hits.mean(axis=0),
         "perturbation_p": p,
         "top_perturbation": effects.perturbations[top].astype(object),
         "top_effect": effects.effect[top, np.arange(k)],
+        "top_standard_error": effects.standard_error[top, np.arange(k)],
         "n_perturbations": len(effects.perturbations),
-        "kurtosis": moments[0],
-        "skew": moments[1],
+        "kurtosis": kurtosis,
+        "skew": skew,
     }
     return pd.DataFrame(table)
 
 
-def adjust(p: np.ndarray) -> np.ndarray:
-    """Benjamini-Hochberg adjusted p values along the first axis; same shape."""
-    p = np.asarray(p, dtype=np.float64)
-    m = len(p)
-    order = np.argsort(p, axis=0)
-    ranks = np.arange(1, m + 1).reshape((m,) + (1,) * (p.ndim - 1))
-    scaled = np.take_along_axis(p, order, axis=0) * m / ranks
-    monotone = np.minimum(np.minimum.accumulate(scaled[::-1], axis=0)[::-1], 1.0)
-    out = np.empty_like(p)
-    np.put_along_axis(out, order, monotone, axis=0)
-    return out
+def effects_table(Z: np.ndarray, obs: pd.DataFrame, *, view: str) -> pd.DataFrame:
+    """Return every perturbation's effect on every component, tidy.
+
+    Parameters
+    ----------
+    Z, obs, view
+        As for `component_table`.
+
+    Returns
+    -------
+    DataFrame
+        A row a component and perturbation: view, component, perturbation, effect, standard_error, degrees (see
+        `Effects`), p (`effect_p_values`), q (Benjamini-Hochberg over the perturbations of the component), n_case
+        (wells, the replicates), n_experiments.
+
+    Raises
+    ------
+    ControlsError
+        See `component_effects`.
+    """
+    effects = component_effects(Z, obs)
+    (n, k), p = effects.effect.shape, effect_p_values(Z, obs, effects)
+    return pd.DataFrame({
+        "view": view,
+        "component": np.repeat(np.array(component_names(k, view), dtype=object), n),
+        "perturbation": np.tile(effects.perturbations.astype(object), k),
+        "effect": effects.effect.T.ravel(),
+        "standard_error": effects.standard_error.T.ravel(),
+        "degrees": effects.degrees.T.ravel(),
+        "p": p.T.ravel(),
+        "q": adjust(p).T.ravel(),
+        "n_case": np.tile(effects.n_case, k),
+        "n_experiments": np.tile(effects.n_experiments, k),
+    })  # fmt: skip
+
+
+def _moments(Z: np.ndarray) -> np.ndarray:
+    """Return excess kurtosis and skew, (2, k); 0, like a Gaussian's, for a constant column, which has neither.
+
+    In blocks of rows: scipy.stats holds several copies of the whole matrix and takes ten times as long.
+    """
+    n, mean = len(Z), Z.mean(axis=0)
+    second, third, fourth = np.zeros((3, Z.shape[1]))
+    for start in range(0, n, _BLOCK_ROWS):
+        centred = Z[start : start + _BLOCK_ROWS] - mean
+        squared = centred**2
+        second += squared.sum(axis=0) / n
+        third += (squared * centred).sum(axis=0) / n
+        fourth += (squared**2).sum(axis=0) / n
+    varies = Z.min(axis=0) < Z.max(axis=0)
+    second = np.where(varies, second, 1.0)
+    return np.where(varies, [fourth / second**2 - 3, third / second**1.5], 0.0)
 
 
 def _hits(p_values: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
@@ -360,45 +367,3 @@ def _labels(carries: dict[str, np.ndarray]) -> list[str]:
         found = [kind for kind, flag in zip(kinds, flags, strict=True) if flag]
         labels.append(found[0] if len(found) == 1 else MIXED if found else UNEXPLAINED)
     return labels
-
-
-def _reference_variance(
-    Z: np.ndarray, obs: pd.DataFrame, column: str, within: str | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return `variance_between` of an obs column on the reference controls, within another column if named."""
-    reference = _reference_rows(obs)
-    labels, levels = (None if c is None else obs[c].astype(str).to_numpy()[reference] for c in (column, within))
-    return variance_between(np.asarray(Z)[reference], labels, levels)
-
-
-def _reference_rows(obs: pd.DataFrame) -> np.ndarray:
-    rows = (obs[CONTROL_ROLE].astype(str) == REFERENCE).to_numpy()
-    if not rows.any():
-        raise ControlsError(
-            "no reference control among these wells; list the negative controls in "
-            "plates.negative_controls or lower plates.fit_control_share"
-        )
-    return rows
-
-
-def _sum_by(codes: np.ndarray, n_groups: int) -> Any:
-    """Return the sparse (n_groups, n) matrix that sums rows of equal code."""
-    from scipy import sparse
-
-    n = len(codes)
-    return sparse.csr_array((np.ones(n), (codes, np.arange(n))), shape=(n_groups, n))
-
-
-def _centre(values: np.ndarray, codes: np.ndarray, n_groups: int) -> np.ndarray:
-    """Return the (n, k) values minus the means of their groups."""
-    return values - _group_statistics(values, codes, n_groups)[1][codes]
-
-
-def _group_statistics(
-    values: np.ndarray, codes: np.ndarray, n_groups: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return counts (g,), means (g, k) and sums of squares within (g, k); 0 for an empty group."""
-    total = _sum_by(codes, n_groups)
-    counts = np.bincount(codes, minlength=n_groups).astype(np.float64)
-    means = (total @ values) / np.maximum(counts, 1)[:, None]
-    return counts, means, total @ (values - means[codes]) ** 2

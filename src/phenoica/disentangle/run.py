@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,10 @@ from phenoica.config import fingerprint
 from phenoica.disentangle.base_view import AUTO
 from phenoica.disentangle.batch_controls import fit_control_rows
 from phenoica.disentangle.blocks import Rows
-from phenoica.disentangle.components import component_table
+from phenoica.disentangle.components import component_table, effects_table
+from phenoica.disentangle.concentration import concentration, sentences
+from phenoica.disentangle.permutation import ReferenceTests
+from phenoica.disentangle.reproducibility import Reproducibility, measure
 from phenoica.disentangle.views import Ica, Pca, View, load_view, view
 from phenoica.disentangle.width import width_table
 from phenoica.errors import ConfigError, FitError, SchemaError
@@ -33,8 +37,11 @@ if TYPE_CHECKING:
     import anndata
 
 COMPONENTS_FILE = "components.parquet"
+CONCENTRATION_FILE = "concentration.parquet"
+EFFECTS_FILE = "effects.parquet"
 FIT_FILE = "fit.json"
 WIDTHS_FILE = "widths.parquet"
+REPRODUCIBILITY_FILE = "reproducibility.parquet"
 ROTATION = "rotation"
 ROTATED = ("varimax", ROTATION, "ica")  # composed onto the one pca fit
 
@@ -67,6 +74,7 @@ def view_options(name: str, config: Mapping[str, Any], n_components: int | str |
         "varimax": {**width, **seed},
         "ica": {
             **width, **seed, "max_iter": section["ica_max_iter"], "tolerance": float(section["ica_tolerance"]),
+            "solver": section["ica_solver"], "contrast": section["ica_contrast"], "device": section["ica_device"],
         },
         "tvn": {**width, **batch},
         "pca_cs": {**width, **batch},
@@ -146,19 +154,21 @@ def _shared_pca(X: np.ndarray, obs: pd.DataFrame, names: Sequence[str], config: 
 
 
 def components_of(
-    views: Mapping[str, View], X: np.ndarray, obs: pd.DataFrame, config: Mapping[str, Any]
-) -> pd.DataFrame:
+    views: Mapping[str, View], X: np.ndarray, obs: pd.DataFrame, config: Mapping[str, Any],
+    tests: ReferenceTests | None = None,
+) -> pd.DataFrame:  # fmt: skip
     """Return the component tables of all views on training wells, one below the other.
 
     See `phenoica.disentangle.components.component_table` for the columns; rotations share the view name
-    `rotation` and differ in `draw`.
+    `rotation` and differ in `draw`. All views share `tests`, which None makes (`reference_tests`).
     """
+    tests = reference_tests(obs, config) if tests is None else tests
     tables = [
         component_table(
             _in_training_units(fitted, fitted.transform(X, obs, dtype=np.float64)), obs,
             view=fitted.name, draw=getattr(fitted, "draw", None),
             alpha=config["disentangle"]["label_alpha"], min_omega2=config["disentangle"]["label_min_omega2"],
-            batch_key=config["plates"]["batch_key"],
+            tests=tests,
         )
         for fitted in views.values()
     ]  # fmt: skip
@@ -171,6 +181,14 @@ def _in_training_units(fitted: View, Z: np.ndarray) -> np.ndarray:
         return Z
     sd = Z.std(axis=0)
     return Z / np.where(sd > 0, sd, 1.0)
+
+
+def reference_tests(obs: pd.DataFrame, config: Mapping[str, Any]) -> ReferenceTests:
+    """Return the permutation tests of batch and position on training wells that a configuration asks for."""
+    return ReferenceTests(
+        obs, batch_key=config["plates"]["batch_key"],
+        permutations=config["disentangle"]["label_permutations"], seed=config["seed"],
+    )  # fmt: skip
 
 
 def join_qc(obs: pd.DataFrame, qc_wells: str | os.PathLike) -> pd.DataFrame:
@@ -237,9 +255,10 @@ def fit_fold(
 
     Only rows of training experiments enter; with `qc.exclude_flagged` wells that did not pass are left out
     as well. `out_dir` is replaced as a whole by: a folder a view (`raw`, `pca`, `ica`, `rotation_00`, ...:
-    state.npz and view.json), `components.parquet` (see `components_of`), `fit.json` and, for the exploration fit
-    where `disentangle.sweep` names widths, `widths.parquet` (see `sweep`). The same training rows give the same
-    bytes.
+    state.npz and view.json), `components.parquet` (see `components_of`), `concentration.parquet` (see
+    `phenoica.disentangle.concentration`), `fit.json` and, where they apply, `effects.parquet` (of ica: see
+    `effects_table`), `reproducibility.parquet` (of ica: see `Reproducibility.table`) and `widths.parquet` (of the
+    exploration fit where `disentangle.sweep` names widths: see `sweep`). The same training rows give the same bytes.
 
     Parameters
     ----------
@@ -277,17 +296,67 @@ def fit_fold(
         raise FitError(f"fold {fold}: no training well passed qc; set qc.exclude_flagged to false or widen its limits")
 
     views = fit_views(X, obs, config)
-    table = components_of(views, X, obs, config)
+    found = _reproducibility(views, X, obs, config)
+    tests = reference_tests(obs, config)
+    table = with_reproducibility(components_of(views, X, obs, config, tests), found)
     widths = sweep(X, obs, config) if fold is None and config["disentangle"]["sweep"] else None
-    record = _fit_record(views, obs, fold, experiments, int((~keep).sum()), config)
+    record = _fit_record(views, obs, fold, experiments, int((~keep).sum()), config, tests)
     record["features"] = [str(name) for name in train.var_names]
+    record["reproducibility"] = None if found is None else found.record()
+    record["warnings"] += [] if found is None else list(found.said)
+    record["concentration"] = sentences(table)
     with atomic_dir(out_dir) as folder:
         for key, fitted in views.items():
             fitted.save(folder / key)
         write_parquet(folder / COMPONENTS_FILE, table)
+        write_parquet(folder / CONCENTRATION_FILE, concentration(table))
+        if "ica" in views:
+            effects = effects_table(views["ica"].transform(X, obs, dtype=np.float64), obs, view="ica")
+            write_parquet(folder / EFFECTS_FILE, effects)
+        if found is not None:
+            write_parquet(folder / REPRODUCIBILITY_FILE, found.table)
         if widths is not None:
             write_parquet(folder / WIDTHS_FILE, widths)
         write_json(folder / FIT_FILE, record)
+    for sentence in [*record["concentration"], *([] if found is None else [found.sentence()])]:
+        print(sentence, file=sys.stderr)
+
+
+def _reproducibility(
+    views: Mapping[str, View], X: np.ndarray, obs: pd.DataFrame, config: Mapping[str, Any]
+) -> Reproducibility | None:
+    """Measure how well the ica components come back and put the most reproducible ones first."""
+    section, ica = config["disentangle"], views.get("ica")
+    if not isinstance(ica, Ica) or not section["reproducibility_draws"]:
+        return None
+    found = measure(
+        X, obs, ica.pca, ica, draws=section["reproducibility_draws"], seed=config["seed"], alpha=section["label_alpha"]
+    )
+    if found is None:
+        ica.warnings_.append("reproducibility was not measured: one training experiment cannot be resampled")
+        return None
+    order = found.order()
+    ica.reorder(order)
+    return found.reordered(order)
+
+
+def with_reproducibility(table: pd.DataFrame, found: Reproducibility | None) -> pd.DataFrame:
+    """Add to a component table what is known of the reproducibility of the ica components.
+
+    Columns: reproducibility and reproducibility_sd (mean and sd of matched |r| over bootstraps of training
+    experiments), seed_stability (mean |r| over fits of the same wells from other seeds), reproducibility_null (the
+    level that components of Gaussian data rarely reach) and identifiable (whether reproducibility is above it,
+    nullable). Missing for other views, and where it was not measured.
+    """
+    columns = ("reproducibility", "reproducibility_sd", "seed_stability", "reproducibility_null")
+    table = table.assign(**dict.fromkeys(columns, np.nan), identifiable=pd.array([pd.NA] * len(table), dtype="boolean"))
+    if found is None:
+        return table
+    rows = table["view"] == "ica"
+    for name, values in zip(columns, (found.mean, found.sd, found.seed_mean, found.null), strict=True):
+        table.loc[rows, name] = values
+    table.loc[rows, "identifiable"] = found.identifiable
+    return table
 
 
 def sweep(X: np.ndarray, obs: pd.DataFrame, config: Mapping[str, Any]) -> pd.DataFrame:
@@ -310,7 +379,7 @@ def sweep(X: np.ndarray, obs: pd.DataFrame, config: Mapping[str, Any]) -> pd.Dat
 
 def _fit_record(
     views: Mapping[str, View], obs: pd.DataFrame, fold: int | None, experiments: list[str], n_excluded: int,
-    config: Mapping[str, Any],
+    config: Mapping[str, Any], tests: ReferenceTests,
 ) -> dict[str, Any]:  # fmt: skip
     first = next(iter(views.values()))
     said = list(dict.fromkeys(message for fitted in views.values() for message in fitted.warnings_))
@@ -333,6 +402,8 @@ def _fit_record(
         "views": {key: {"name": v.name, "n_components": v.n_components_, "test_data_used": v.test_data_used}
                   for key, v in views.items()},
         "ica": ica_record(ica) if isinstance(ica, Ica) else None,
+        "label_tests": tests.record(),
+        "effect_replicates": "wells",
         "warnings": said,
     }  # fmt: skip
 
@@ -397,7 +468,8 @@ def assemble(
     (those that were fitted), `X_biology` and `X_batch` (the ica
     columns of that label, (n, 0) if none); varm float64 `PCs`, `ICs` (d, k), so that X_pca = (X - mean of
     the fit wells) @ PCs; uns `phenoica` with `fit_experiments`, `components` (a row an ica component), `ica`
-    (converged, n_iter, gradient, seeds, ...), `X_biology_names` and `X_batch_names`.
+    (converged, n_iter, gradient, seeds, ...), `X_biology_names` and `X_batch_names`, `concentration` (sentences)
+    and `reproducibility` (see `Reproducibility.record`).
 
     Parameters
     ----------
@@ -432,6 +504,7 @@ def assemble(
     if "ica" in views:
         table = pd.read_parquet(Path(exploration_dir) / COMPONENTS_FILE)
         _add_components(adata, views["ica"], table[table["view"] == "ica"], record)
+    adata.uns[schema.UNS_CONCENTRATION] = np.array(record["concentration"], dtype=object)
     adata.uns[schema.UNS] = {
         **adata.uns[schema.UNS],
         "version": __version__,
@@ -454,5 +527,11 @@ def _add_components(adata: anndata.AnnData, ica: View, table: pd.DataFrame, reco
     ):
         adata.obsm[key] = adata.obsm[schema.X_ICA][:, labels == label]
         adata.uns[names_key] = table.loc[labels == label, "component"].to_numpy(dtype=object)
-    adata.uns[schema.UNS_COMPONENTS] = table.drop(columns=["view", "draw"]).set_index("component")
+    known = table.drop(columns=["view", "draw"]).set_index("component").dropna(axis=1, how="all")
+    if "identifiable" in known:
+        known["identifiable"] = known["identifiable"].astype(bool)
+    adata.uns[schema.UNS_COMPONENTS] = known
     adata.uns[schema.UNS_ICA] = {k: np.array(v) if k == "seeds" else v for k, v in record["ica"].items()}
+    if record["reproducibility"] is not None:
+        measured = {k: v for k, v in record["reproducibility"].items() if v is not None}
+        adata.uns[schema.UNS_REPRODUCIBILITY] = measured

@@ -106,6 +106,8 @@ def write(
         folds=[fold_row(record) for record in decided],
         components=component_rows(uns.get(schema.UNS_COMPONENTS)),
         labels=label_counts(uns.get(schema.UNS_COMPONENTS)),
+        spread=[str(sentence) for sentence in uns.get(schema.UNS_CONCENTRATION, ())],
+        comes_back=str(uns.get(schema.UNS_REPRODUCIBILITY, {}).get("sentence", "")),
         ica=ica_state(uns.get(schema.UNS_ICA)),
         fit_experiments=[str(e) for e in uns[schema.UNS]["fit_experiments"]],
         run_link=pages.link(Path(out_path).parent.parent / "index.html", out_path),
@@ -454,7 +456,9 @@ def component_rows(table: pd.DataFrame | None) -> list[dict[str, Any]]:
                     (row["row_omega2"], pages.fixed(row["row_omega2"])),
                     (row["column_omega2"], pages.fixed(row["column_omega2"])),
                     (row["kurtosis"], pages.fixed(row["kurtosis"], 1)),
+                    *((row[name], pages.fixed(row[name])) for name in ("reproducibility",) if name in row),
                 ],
+                "identifiable": bool(row.get("identifiable", True)),
                 "top": str(row["top_perturbation"]),
                 "effect": (row["top_effect"], pages.fixed(row["top_effect"], 2, sign=True)),
             }

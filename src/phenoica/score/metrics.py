@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from phenoica.disentangle import concentration
+from phenoica.disentangle.concentration import top_count as top_count
 from phenoica.errors import ScoreError
 
 
@@ -122,11 +124,6 @@ def ranking(effects: np.ndarray) -> np.ndarray:
     return np.argsort(-_effects(effects), kind="stable")
 
 
-def top_count(n: int, share: float) -> int:
-    """Return how many of `n` components the top `share` holds: rounded, at least one."""
-    return max(1, int(np.floor(n * share + 0.5)))
-
-
 def concentration_share(effects: np.ndarray, top: np.ndarray) -> float | None:
     """Return the share of the summed effects that the components `top` hold.
 
@@ -178,11 +175,7 @@ def purity(biology: np.ndarray, batch: np.ndarray, top: np.ndarray) -> float | N
 
 def participation(effects: np.ndarray) -> float | None:
     """Return (sum e)^2 / sum e^2: between 1 (one component) and n (all alike); None when every effect is zero."""
-    effects = _effects(effects)
-    if not effects.any():
-        return None
-    effects = effects / effects.max()
-    return float(effects.sum() ** 2 / (effects**2).sum())
+    return concentration.participation(_effects(effects))
 
 
 def overlap(top_a: np.ndarray, top_b: np.ndarray) -> float:
