@@ -516,7 +516,9 @@ def export(
     pycytominer: Annotated[
         bool, typer.Option("--pycytominer", help="In the columns of pycytominer: Metadata_ first, then features.")
     ] = False,
-    view: Annotated[str, typer.Option(help="raw (the embedding), pca, ica, tvn, pca_cs, biology or batch.")] = "raw",
+    view: Annotated[
+        str, typer.Option(help="raw (the embedding), pca, ica, another fitted view, biology or batch.")
+    ] = "raw",
     h5ad: Annotated[
         Path | None, typer.Option(help="Default: embeddings.h5ad of the run for raw, else disentangled.h5ad.")
     ] = None,

@@ -1,4 +1,5 @@
 import hashlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,8 +10,9 @@ import pandas as pd
 import pytest
 
 from phenoica import schema
+from phenoica.disentangle import load_view
 from phenoica.disentangle.ica import IcaWarning
-from phenoica.disentangle.run import assemble, fit_fold, fit_views, load_fit, training_experiments
+from phenoica.disentangle.run import assemble, components_of, fit_fold, fit_views, load_fit, training_experiments
 from phenoica.errors import FitError, SchemaError
 
 
@@ -51,6 +53,34 @@ def test_held_out_rows_cannot_change_a_byte(stage, make_config, tmp_path):
     changed = hashes(tmp_path / "b")
     assert changed["pca/state.npz"] != expected["pca/state.npz"]
     assert changed["effects.parquet"] != expected["effects.parquet"]
+
+
+EVERY_VIEW = [
+    "raw", "centerscale", "mad", "spherize", "pca", "rotation", "varimax", "ica", "tvn", "pca_cs", "combat",
+    "centerscale + ica", "raw + varimax", *(["harmony"] if importlib.util.find_spec("harmonypy") else []),
+]  # fmt: skip
+
+
+def test_held_out_rows_cannot_change_a_byte_of_any_view_nor_the_width(stage, make_config, tmp_path):
+    config = make_config(disentangle={"views": EVERY_VIEW, "n_components": "auto", "sweep": [2, "all"]})
+    fit_fold(stage.embeddings, stage.qc, stage.folds, 1, tmp_path / "a", config)
+    expected = hashes(tmp_path / "a")
+    folders = {name.split("/")[0] for name in expected}
+    assert {name.replace(" ", "") for name in EVERY_VIEW if name != "rotation"} < folders
+    X, test = read(stage), held_out(stage, 1)
+    X[test] = np.random.default_rng(5).standard_normal(X[test].shape) * 1e6
+    stage.write(X)
+    fit_fold(stage.embeddings, stage.qc, stage.folds, 1, tmp_path / "b", config)
+    assert hashes(tmp_path / "b") == expected
+
+
+def test_the_component_table_reads_mad_in_units_of_training_variance(stage, make_config):
+    X, config = read(stage), make_config(disentangle={"views": ["raw", "mad"]})
+    table = components_of(fit_views(X, stage.obs, config), X, stage.obs, config)
+    raw, mad = (table[table["view"] == name].reset_index(drop=True) for name in ("raw", "mad"))
+    for column in ("biology", "batch_omega2", "top_effect", "kurtosis"):
+        np.testing.assert_allclose(mad[column], raw[column], rtol=1e-6, atol=1e-9)  # a column is a column
+    assert list(mad["label"]) == list(raw["label"])
 
 
 def test_what_a_fold_writes(stage, make_config, tmp_path):
@@ -212,6 +242,16 @@ def test_disentangled_h5ad_has_every_slot_of_the_design(stage, make_config, tmp_
     assert table["identifiable"].all() and (np.diff(table["reproducibility"].round(2)) <= 0).all()
     assert bool(adata.uns[schema.UNS_ICA]["converged"]) and list(adata.uns[schema.UNS_ICA]["seeds"]) == [0]
     assert (adata.obs[schema.QC_PASS]).all() and set(adata.obs[schema.QC_ACQUISITION]) == {""}
+
+
+def test_views_and_chains_that_were_asked_for_get_their_slot(stage, make_config, tmp_path):
+    config = make_config(disentangle={"views": ["ica", "mad", "spherize", "varimax", "centerscale + ica", "combat"]})
+    adata = exploration(stage, config, tmp_path)
+    for key in (schema.X_MAD, schema.X_SPHERIZE, schema.X_VARIMAX, "X_centerscale_ica"):
+        assert adata.obsm[key].dtype == np.float32 and adata.obsm[key].shape[0] == len(stage.obs)
+    assert "X_combat" not in adata.obsm  # which is no fitted view
+    chained = load_view(tmp_path / "exploration" / "centerscale+ica")
+    np.testing.assert_array_equal(adata.obsm["X_centerscale_ica"], chained.transform(adata.X, adata.obs))
 
 
 def test_no_component_of_a_kind_is_an_array_of_no_columns(stage, make_config, tmp_path):

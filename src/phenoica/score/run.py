@@ -55,7 +55,8 @@ def score_fold(
     out_parquet
         Rows with `schema.SCORE_COLUMNS` plus `pairs` (int) and `variance` (of an AUROC within plates, null elsewhere).
     out_json
-        What no held-out well has touched: fold, training_experiments, test_experiments, absent_baselines (baseline ->
+        What no held-out well has touched (of combat and harmony, which correct all wells together, it is what training
+        labels decided): fold, training_experiments, test_experiments, absent_baselines (baseline ->
         why it has no row), fraction_rule (everywhere,
         widespread, default), fraction_perturbations, fractions (view -> fraction, sparse_fraction, rule, path),
         probes (view -> contrast/perturbation -> lambda, lambda_max, non_zero, converged), ranking (view -> biology,
