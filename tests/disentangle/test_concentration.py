@@ -16,7 +16,7 @@ def tables(batch, biology=None, **more):
                     {
                         "view": view, "draw": pd.array([draw] * k, dtype="Int64"), "index": range(k),
                         "biology": np.ones(k) if biology is None else biology, "batch_omega2": omega2,
-                        "row_omega2": np.eye(k)[0], "column_omega2": np.eye(k)[0], **more,
+                        "row_omega2": np.eye(k)[0], "column_omega2": np.eye(k)[-1], **more,
                     }
                 )
             )  # fmt: skip
@@ -40,7 +40,7 @@ def test_the_table_is_tidy_and_leaves_out_views_of_other_fits():
     assert batch["value"].tolist() == pytest.approx([2, 1, 4, 3])
     assert batch["draw"].isna().tolist() == [True, True, False, False]
     position = frame[(frame["quantity"] == "position") & (frame["metric"] == "top_quarter_share")]
-    assert (position["value"] == 1).all()
+    assert (position["value"] == 0.5).all()  # the row in the first component, the column in the last
 
 
 SHORT = "4.0 of random rotations (mean of 2, 4.0 to 4.0), on the wells of the fit"
@@ -59,8 +59,8 @@ SHORT = "4.0 of random rotations (mean of 2, 4.0 to 4.0), on the wells of the fi
             f"{SHORT}: ica is more concentrated than all 2 rotations, but NOT than pca.",
         ),
         (
-            {"pca": [1, 1, 1, 1], "ica": [1, 1, 1, 0], "rotation": [[1] * 4, [1, 1, 0, 0], [1, 1, 1, 0]]},
-            ": ica is NOT more concentrated than random rotations (2 of 3 are at least as concentrated).",
+            {"pca": [1, 1, 1, 1], "ica": [1, 1, 1, 0], "rotation": [[1] * 4, [1, 1, 0, 0], [1] * 4]},
+            ": ica is NOT more concentrated than random rotations (1 of 3 are at least as concentrated).",
         ),
         (
             {"pca": [1, 0, 0, 0], "ica": [1, 1, 1, 1], "rotation": [[1] * 4] * 2},

@@ -62,6 +62,15 @@ def test_p_values_are_uniform_however_heavy_the_tails(kind, n_strata):
         assert (p <= level).mean() == pytest.approx(level, abs=4 * np.sqrt(level * (1 - level) / 3000))
 
 
+def test_few_draws_give_no_more_small_p_values():
+    """Where one of the two statistics is beyond all draws, the smallest p of all would come twice as often."""
+    rng, small = np.random.default_rng(0), []
+    for seed in range(500):
+        groups, values = rng.integers(0, 8, 80), rng.standard_normal((80, 20))
+        small.append((RankTest([groups], np.zeros(80), permutations=19, seed=(seed,)).p_values(values) <= 0.05).mean())
+    assert np.mean(small) <= 0.05 + 2.5 * np.std(small, ddof=1) / np.sqrt(500)
+
+
 def test_both_kinds_of_effect_are_seen_and_a_stratum_is_not():
     rng = np.random.default_rng(0)
     groups, strata = np.tile(np.arange(40), 10), np.repeat(np.arange(10), 40)
