@@ -11,8 +11,9 @@ import pytest
 
 from phenoica import schema
 from phenoica.disentangle import load_view
+from phenoica.disentangle.fitting import components_of, fit_views
 from phenoica.disentangle.ica import IcaWarning
-from phenoica.disentangle.run import assemble, components_of, fit_fold, fit_views, load_fit, training_experiments
+from phenoica.disentangle.run import assemble, fit_fold, load_fit, training_experiments
 from phenoica.errors import FitError, SchemaError
 
 

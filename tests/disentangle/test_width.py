@@ -7,7 +7,8 @@ import pytest
 from phenoica import schema
 from phenoica.config import resolve
 from phenoica.disentangle import load_view, view
-from phenoica.disentangle.run import fit_fold, fit_views, load_fit
+from phenoica.disentangle.fitting import fit_views
+from phenoica.disentangle.run import fit_fold, load_fit
 from phenoica.disentangle.width import noise_variances, parallel_width
 from phenoica.errors import ConfigError, FitError
 

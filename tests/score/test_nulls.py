@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from phenoica import schema
-from phenoica.disentangle.run import fit_views
+from phenoica.disentangle.fitting import fit_views
 from phenoica.errors import ControlsError
 from phenoica.score import metrics
 from phenoica.score.baselines import permute_within

@@ -19,7 +19,8 @@ import numpy as np
 from phenoica import __version__, schema
 from phenoica.disentangle.base_view import META_FILE
 from phenoica.disentangle.comparators import Comparator
-from phenoica.disentangle.run import FIT_FILE, ROTATION, hide_flagged_controls, load_fit
+from phenoica.disentangle.fitting import ROTATION
+from phenoica.disentangle.run import FIT_FILE, hide_flagged_controls, load_fit
 from phenoica.disentangle.views import View, load_view
 from phenoica.errors import ControlsError, FitError, SchemaError
 from phenoica.files import sha256, sha256_of_json, write_h5ad

@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 
 from phenoica import schema
-from phenoica.disentangle.run import fit_views, join_qc, load_fit
+from phenoica.disentangle.fitting import fit_views
+from phenoica.disentangle.run import join_qc, load_fit
 from phenoica.errors import SchemaError, ScoreError
 from phenoica.files import write_csv, write_json, write_parquet, write_text
 from phenoica.score.baselines import PERMUTED, Features, absent_baselines, baseline_features
