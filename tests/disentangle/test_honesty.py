@@ -37,6 +37,12 @@ def labels_of(obs, rng, **options):
     return list(zip(names, labels[chosen], strict=True))
 
 
+def labels_of_sets(n_sets):
+    """Return what `labels_of` says of simulated screens of different seeds, one list."""
+    rngs = [np.random.default_rng(seed) for seed in range(n_sets)]
+    return [pair for rng in rngs for pair in labels_of(simulated.screen(rng), rng)]
+
+
 def right(found):
     """Return the share labelled right, and what went wrong by source and label."""
     wrong = Counter((name, label) for name, label in found if name.split(",")[0] != label)
@@ -45,10 +51,7 @@ def right(found):
 
 @pytest.mark.slow
 def test_planted_sources_are_labelled_right_in_twenty_sets():
-    found = []
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        found += labels_of(simulated.screen(rng), rng)
+    found = labels_of_sets(20)
     share, wrong = right(found)
     print(f"labelled right: {share:.3f} of {len(found)}; wrong: {dict(wrong)}")
     assert share >= 0.95, wrong
@@ -58,11 +61,7 @@ def test_planted_sources_are_labelled_right_in_twenty_sets():
 
 def test_planted_sources_are_labelled_right():
     """Three of the twenty sets of the slow test, so that every run notices a label that broke."""
-    found = []
-    for seed in range(3):
-        rng = np.random.default_rng(seed)
-        found += labels_of(simulated.screen(rng), rng)
-    share, wrong = right(found)
+    share, wrong = right(labels_of_sets(3))
     assert share >= 0.95, wrong
 
 

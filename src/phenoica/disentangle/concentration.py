@@ -10,10 +10,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from phenoica.schema import BATCH, BIOLOGY, POSITION
+
 TOP_SHARE = 0.25
 PARTICIPATION, TOP_QUARTER = "participation", "top_quarter_share"
 METRICS = (PARTICIPATION, TOP_QUARTER)
-BIOLOGY, BATCH, POSITION = QUANTITIES = ("biology", "batch", "position")
 ICA, PCA, ROTATION = "ica", "pca", "rotation"
 ROTATED = (ICA, PCA, "varimax", ROTATION)  # views of one fit that differ by an orthogonal matrix
 
