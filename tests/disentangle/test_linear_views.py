@@ -144,7 +144,7 @@ def test_the_ridge_of_spherize_bounds_what_noise_is_blown_up_to(make_metadata):
     for wrong in (0.0, -1.0, 1, "x"):
         with pytest.raises(ConfigError, match="regularisation is"):
             view("spherize", regularisation=wrong)
-    with pytest.raises(FitError, match="spherize: 32 fit controls in all training batches; 33 are needed"):
+    with pytest.raises(FitError, match="32 fit controls in all training batches; 33 are needed"):
         view("spherize", min_fit_controls=33).fit(X, obs)
 
 

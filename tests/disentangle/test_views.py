@@ -185,6 +185,31 @@ def test_batch_views_never_read_reference_controls_or_cases_of_a_new_batch(data,
     assert not np.allclose(fitted.transform(other, new)[~fit], before[~fit])
 
 
+@pytest.mark.parametrize("name", ["centerscale", "tvn", "pca_cs", "centerscale + ica"])
+def test_new_batches_among_training_wells_are_read_at_their_own_place(data, name):
+    X, obs, _ = data
+    train = (obs["experiment"] < "gene-004").to_numpy()
+    fitted = view(name, **options(name)).fit(X[train], obs[train])
+    order = np.random.default_rng(0).permutation(len(X))  # training and new batches interleaved, as scores pass them
+    together = np.empty((len(X), fitted.n_components_))
+    together[order] = fitted.transform(X[order], obs.iloc[order], dtype=float)
+    for experiment in set(obs["experiment"]):
+        here = (obs["experiment"] == experiment).to_numpy()
+        np.testing.assert_allclose(fitted.transform(X[here], obs[here], dtype=float), together[here], atol=1e-8)
+
+
+def test_unseen_batch_without_fit_controls_is_named_or_pooled_in_every_batch_view(data):
+    X, obs, _ = data
+    train = (obs["experiment"] != "gene-005").to_numpy()
+    bare = obs[~train].assign(control_role="none")
+    for name in ("centerscale", "tvn", "pca_cs", "centerscale + ica"):
+        strict = view(name, **options(name)).fit(X[train], obs[train])
+        with pytest.raises(ControlsError, match=r"experiment gene-005 \(0\): 8 are needed; lower .*pooled"):
+            strict.transform(X[~train], bare)
+        pooled = view(name, missing_controls="pooled", **options(name)).fit(X[train], obs[train])
+        assert np.isfinite(pooled.transform(X[~train], bare)).all()
+
+
 def test_a_training_batch_keeps_its_statistics(data):
     X, obs, _ = data
     fitted = view("tvn", n_components=4).fit(X, obs)

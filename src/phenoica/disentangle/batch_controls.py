@@ -29,6 +29,23 @@ def fit_control_rows(obs: pd.DataFrame) -> np.ndarray:
     return (column(obs, CONTROL_ROLE) == FIT).to_numpy()
 
 
+def enough_fit_controls(obs: pd.DataFrame, least: int) -> np.ndarray:
+    """Return the mask of the fit controls of all batches, of which there are at least so many.
+
+    Raises
+    ------
+    FitError
+        If there are fewer.
+    """
+    rows = fit_control_rows(obs)
+    if rows.sum() < least:
+        raise FitError(
+            f"{rows.sum()} fit controls in all training batches; {least} are needed: list the negative controls in "
+            "plates.negative_controls or lower disentangle.min_fit_controls"
+        )
+    return rows
+
+
 def column(obs: pd.DataFrame | None, name: str) -> pd.Series:
     """Return one obs column as text, or say that it is missing."""
     if obs is None or name not in obs.columns:
@@ -81,12 +98,7 @@ class BatchControls:
         FitError
             If there are fewer than `min_fit_controls` fit controls in all batches together.
         """
-        controls, batches = fit_control_rows(obs), column(obs, self.batch_key)
-        if controls.sum() < self.min_fit_controls:
-            raise FitError(
-                f"{controls.sum()} fit controls in all training batches; {self.min_fit_controls} are needed: "
-                "list the negative controls in plates.negative_controls or lower disentangle.min_fit_controls"
-            )
+        controls, batches = enough_fit_controls(obs, self.min_fit_controls), column(obs, self.batch_key)
         pooled = self._statistics(rows.where(controls), fallback=None)
         groups = self._controls_of(batches, controls)
         self.batches_ = sorted(groups)

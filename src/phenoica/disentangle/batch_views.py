@@ -27,12 +27,8 @@ class BatchView(View):
     n_components
         Components of the PCA on training fit controls, or None for as many as the data allow (not
         centerscale).
-    batch_key
-        obs column that names the batch.
-    min_fit_controls
-        Fit controls a batch must have.
-    missing_controls
-        "error", or "pooled": a batch with fewer takes the statistics of all training fit controls.
+    batch_key, min_fit_controls, missing_controls
+        As of `BatchControls`.
 
     Attributes
     ----------

@@ -21,7 +21,7 @@ from phenoica.disentangle.base_view import (
     whole_number,
     width_option,
 )
-from phenoica.disentangle.batch_controls import fit_control_rows
+from phenoica.disentangle.batch_controls import enough_fit_controls
 from phenoica.disentangle.blocks import Rows, Step, moments
 from phenoica.disentangle.ica import ADAPTIVE, QUASI_NEWTON, check_options, fit_rotation
 from phenoica.disentangle.rotations import haar_rotation
@@ -136,13 +136,7 @@ class Spherize(LinearView):
         self.min_fit_controls = whole_number("min_fit_controls", min_fit_controls, 2)
 
     def _fit(self, rows: Rows, obs: pd.DataFrame | None) -> None:
-        chosen = fit_control_rows(obs)
-        if chosen.sum() < self.min_fit_controls:
-            raise FitError(
-                f"view {self.name}: {chosen.sum()} fit controls in all training batches; {self.min_fit_controls} are "
-                "needed: list the negative controls in plates.negative_controls or lower disentangle.min_fit_controls"
-            )
-        controls = moments(rows.where(chosen), scatter=True)
+        controls = moments(rows.where(enough_fit_controls(obs, self.min_fit_controls)), scatter=True)
         scale = controls.reciprocal_sd(ddof=1)
         correlation = controls.scatter * np.outer(scale, scale) / (controls.n - 1)
         values, vectors = np.linalg.eigh(correlation)
