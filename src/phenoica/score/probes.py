@@ -9,7 +9,7 @@ agree, and if they do not, a basis is wrong or a solver has not converged.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ from phenoica.score.metrics import auroc
 MAX_VIOLATION = 1e-4  # of the optimality conditions, relative to lambda, above which a probe is called not converged
 L2_DECISION_LIMIT = 1e-6
 L2_AUROC_LIMIT = 1e-4
-MAX_INNER_GROUPS = 5
 
 # liblinear penalises the intercept too, through a feature of this constant value: by |b| / INTERCEPT_SCALING
 INTERCEPT_SCALING = 1e4
@@ -54,6 +53,31 @@ class Probe:
     def decision(self, X: np.ndarray) -> np.ndarray:
         """Return w'x + b of every row of `X` (n, d), as float64 (n,)."""
         return np.asarray(X, dtype=np.float64) @ self.weights + self.intercept
+
+
+@dataclass(frozen=True)
+class L1Path:
+    """L1 probes of one problem, from the largest lambda to the smallest.
+
+    Attributes
+    ----------
+    fractions
+        lambda / lambda_max of each probe, descending.
+    probes
+        As many.
+    """
+
+    fractions: tuple[float, ...]
+    probes: tuple[Probe, ...]
+
+    @property
+    def non_zero(self) -> tuple[int, ...]:
+        """Number of non-zero weights of each probe."""
+        return tuple(int((probe.weights != 0).sum()) for probe in self.probes)
+
+    def at(self, fraction: float) -> Probe:
+        """Return the probe at one of `fractions`."""
+        return self.probes[self.fractions.index(fraction)]
 
 
 def lambda_max(X: np.ndarray, labels: np.ndarray) -> float:
@@ -118,6 +142,31 @@ def fit_l1(X: np.ndarray, labels: np.ndarray, fraction: float) -> Probe:
         if converged:
             break
     return Probe(weights, intercept, penalty, largest, converged)
+
+
+def fit_l1_paths(
+    features: np.ndarray, problems: Sequence[tuple[np.ndarray, np.ndarray]], fractions: Iterable[float]
+) -> list[L1Path]:
+    """Fit the L1 probes of many problems on one feature matrix, each at several lambdas.
+
+    Parameters
+    ----------
+    features
+        (n, d) float, a row a well.
+    problems
+        For each problem the positions of its wells (int (m,)) and their labels (bool (m,), true is a case).
+    fractions
+        lambda / lambda_max, in (0, 1).
+
+    Returns
+    -------
+    list of L1Path
+        One a problem, in their order.
+    """
+    descending = tuple(sorted({float(f) for f in fractions}, reverse=True))
+    return [
+        L1Path(descending, tuple(fit_l1(features[wells], labels, f) for f in descending)) for wells, labels in problems
+    ]
 
 
 def _liblinear(X: np.ndarray, labels: np.ndarray, penalty: float, iterations: int) -> tuple[np.ndarray, float]:
@@ -225,89 +274,3 @@ def l2_control(
         "max_auroc_difference": None if labels is None else largest_auroc,
         "holds": bool(largest <= L2_DECISION_LIMIT and largest_auroc <= L2_AUROC_LIMIT),
     }
-
-
-@dataclass(frozen=True)
-class Fraction:
-    """The lambda fractions of one view in one fold.
-
-    Attributes
-    ----------
-    fraction
-        The one with the best inner AUROC: the probe's.
-    sparse_fraction
-        The largest within one standard error of it: where sparsity is measured.
-    rule
-        everywhere, widespread or default (see `InnerSplits`).
-    fractions, auroc, standard_error
-        The path: per fraction the mean inner AUROC over groups and its standard error over groups; empty for default.
-    """
-
-    fraction: float
-    sparse_fraction: float
-    rule: str
-    fractions: tuple[float, ...] = ()
-    auroc: tuple[float, ...] = ()
-    standard_error: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class InnerSplits:
-    """The inner cross-validation of one fold: which wells train and which validate, all inside training experiments.
-
-    Attributes
-    ----------
-    rule
-        everywhere: perturbations of all training experiments; widespread: there are none, so those of the most (at
-        least two) training experiments; default: training has no perturbation in two experiments.
-    perturbations
-        Names of those used.
-    groups
-        For each left-out group of experiments a list of (train positions, train labels, validation positions,
-        validation labels).
-    """
-
-    rule: str
-    perturbations: tuple[str, ...]
-    groups: tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], ...]
-
-
-def choose_fraction(features: np.ndarray, inner: InnerSplits, fractions: Sequence[float]) -> Fraction:
-    """Choose the lambda fraction of a view from training experiments alone.
-
-    Parameters
-    ----------
-    features
-        (n, d) float, one row a well; only the positions in `inner` are read.
-    inner
-        Leave-experiments-out splits inside training.
-    fractions
-        Candidates.
-
-    Returns
-    -------
-    Fraction
-        Perturbations weigh alike within a group of left-out experiments, groups weigh alike. Equal means choose the
-        larger fraction. Under the rule `default` there is nothing to choose on: the middle candidate is taken.
-    """
-    candidates = sorted({float(f) for f in fractions}, reverse=True)
-    if not inner.groups:
-        middle = candidates[len(candidates) // 2]
-        return Fraction(middle, middle, "default")
-    table = np.array([
-        [np.mean([_inner_auroc(features, part, f) for part in group]) for f in candidates] for group in inner.groups
-    ])  # fmt: skip
-    means = table.mean(axis=0)
-    errors = table.std(axis=0, ddof=1) / np.sqrt(len(table)) if len(table) > 1 else np.zeros(len(candidates))
-    best = int(np.argmax(means))
-    sparse = int(np.flatnonzero(means >= means[best] - errors[best])[0])
-    path = tuple(candidates), tuple(means.tolist()), tuple(errors.tolist())
-    return Fraction(candidates[best], candidates[sparse], inner.rule, *path)
-
-
-def _inner_auroc(features: np.ndarray, part: tuple[np.ndarray, ...], fraction: float) -> float:
-    train, train_labels, validation, validation_labels = part
-    probe = fit_l1(features[train], train_labels, fraction)
-    if not probe.weights.any():
-        return 0.5
-    return auroc(validation_labels, probe.decision(features[validation]))
