@@ -16,14 +16,11 @@ from typing import Any
 import numpy as np
 
 from phenoica.errors import ScoreError
+from phenoica.score.l1_path import solve_paths
 from phenoica.score.metrics import auroc
 
-MAX_VIOLATION = 1e-4  # of the optimality conditions, relative to lambda, above which a probe is called not converged
 L2_DECISION_LIMIT = 1e-6
 L2_AUROC_LIMIT = 1e-4
-
-# liblinear penalises the intercept too, through a feature of this constant value: by |b| / INTERCEPT_SCALING
-INTERCEPT_SCALING = 1e4
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Probe:
     lambda_max
         The smallest lambda without a non-zero weight; None for L2.
     converged
-        Whether the optimality conditions hold.
+        Whether the solver has reached its tolerance.
     """
 
     weights: np.ndarray
@@ -130,24 +127,17 @@ def fit_l1(X: np.ndarray, labels: np.ndarray, fraction: float) -> Probe:
         On features that are not finite, or labels of one class.
     """
     X, labels = _checked(X, labels)
-    largest = lambda_max(X, labels)
-    if largest <= 1e-12 * max(1.0, float(np.abs(X).max())):  # rounding, not a difference of means
-        return Probe(np.zeros(X.shape[1]), 0.0, fraction * largest, largest, True)
-    penalty = fraction * largest
-    # liblinear's own stopping rule can stall at the rounding floor long after the optimum has been reached, so the
-    # optimality conditions decide, not its warning, and longer tries are for those fits that need them.
-    for iterations in (20, 100, 5000):
-        weights, intercept = _liblinear(X, labels, penalty, iterations)
-        converged = violation(X, labels, weights, intercept, penalty) <= MAX_VIOLATION
-        if converged:
-            break
-    return Probe(weights, intercept, penalty, largest, converged)
+    return fit_l1_paths(X, [(np.arange(len(X)), labels)], [fraction])[0].probes[0]
 
 
 def fit_l1_paths(
-    features: np.ndarray, problems: Sequence[tuple[np.ndarray, np.ndarray]], fractions: Iterable[float]
+    features: np.ndarray,
+    problems: Sequence[tuple[np.ndarray, np.ndarray]],
+    fractions: Iterable[float],
+    *,
+    device: str = "cpu",
 ) -> list[L1Path]:
-    """Fit the L1 probes of many problems on one feature matrix, each at several lambdas.
+    """Fit the L1 probes of many problems on one feature matrix, each at several lambdas, in one call of the solver.
 
     Parameters
     ----------
@@ -157,53 +147,42 @@ def fit_l1_paths(
         For each problem the positions of its wells (int (m,)) and their labels (bool (m,), true is a case).
     fractions
         lambda / lambda_max, in (0, 1).
+    device
+        cpu or cuda.
 
     Returns
     -------
     list of L1Path
-        One a problem, in their order.
+        One a problem, in their order. A probe is converged when its duality gap is at most `l1_path.TOLERANCE` of the
+        objective.
+
+    Raises
+    ------
+    ScoreError
+        If a problem has a feature that is not finite, or labels of one class.
     """
+    if not len(problems):
+        return []
+    features = np.asarray(features, dtype=np.float64)
+    problems = [(np.asarray(wells), np.asarray(labels).astype(bool)) for wells, labels in problems]
+    finite = np.isfinite(features).all(axis=1)
+    for wells, labels in problems:
+        usable = features.shape[1] > 0 and len(wells) == len(labels) and finite[wells].all()
+        if not usable or labels.all() or not labels.any():
+            _checked(features[wells], labels)  # says what is wrong
     descending = tuple(sorted({float(f) for f in fractions}, reverse=True))
+    found = solve_paths(features, problems, descending, device=device)
     return [
-        L1Path(descending, tuple(fit_l1(features[wells], labels, f) for f in descending)) for wells, labels in problems
-    ]
-
-
-def _liblinear(X: np.ndarray, labels: np.ndarray, penalty: float, iterations: int) -> tuple[np.ndarray, float]:
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
-    model = LogisticRegression(
-        l1_ratio=1.0,
-        solver="liblinear",
-        C=1.0 / (len(X) * penalty),  # its loss is a sum, ours a mean
-        class_weight="balanced",
-        intercept_scaling=INTERCEPT_SCALING,
-        tol=1e-6,
-        max_iter=iterations,
-        random_state=0,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # judged by `violation`
-        model.fit(X, labels)
-    return model.coef_[0].astype(np.float64), float(model.intercept_[0])
-
-
-def violation(X: np.ndarray, labels: np.ndarray, weights: np.ndarray, intercept: float, penalty: float) -> float:
-    """Return the largest violation of the L1 probe's optimality conditions, in units of lambda (`penalty`)."""
-    from scipy.special import expit
-
-    X, labels = _checked(X, labels)
-    n, n_case = len(X), labels.sum()
-    balance = np.where(labels, n / (2 * n_case), n / (2 * (n - n_case)))
-    residual = balance * (expit(X @ weights + intercept) - labels) / n
-    gradient = X.T @ residual
-    of_weights = np.where(
-        weights != 0, np.abs(gradient + penalty * np.sign(weights)), np.maximum(np.abs(gradient) - penalty, 0)
-    )
-    # the intercept's own small penalty is part of the solved problem, not an error of the solver
-    of_intercept = max(0.0, abs(float(residual.sum())) - 1.01 * penalty / INTERCEPT_SCALING)
-    return float(max(of_weights.max(), of_intercept) / penalty)
+        L1Path(
+            descending,
+            tuple(
+                Probe(found.weights[i, k], float(found.intercepts[i, k]), f * float(found.lambda_max[i]),
+                      float(found.lambda_max[i]), bool(found.converged[i, k]))
+                for k, f in enumerate(descending)
+            ),
+        )
+        for i in range(len(problems))
+    ]  # fmt: skip
 
 
 def fit_l2(X: np.ndarray, labels: np.ndarray, C: float) -> Probe:
