@@ -152,7 +152,7 @@ def plk1_split(wells):
 
 def test_auroc_takes_the_best_fraction_and_sparsity_the_sparse_one(wells, monkeypatch):
     wells.values[wells.plk1, :4] += 0.6
-    monkeypatch.setattr(fold, "choose_fraction", lambda *_: Fraction(0.05, 0.8, "everywhere"))
+    monkeypatch.setattr(fold, "choose_fractions", lambda *_, **__: [Fraction(0.05, 0.8, "everywhere")])
     rows, decided = wells.score()
     train, labels, test, truth = plk1_split(wells)
     weak, strong = (fit_l1(wells.values[train], labels, f) for f in (0.05, 0.8))

@@ -21,7 +21,8 @@ from phenoica.score.baselines import BASELINES, PERMUTED, Features, permute_with
 from phenoica.score.concentration import concentration_rows
 from phenoica.score.contrasts import Contrast, Split, build, split
 from phenoica.score.intervals import delong_variance
-from phenoica.score.penalty import Fraction, choose_fraction, finite_parts, inner_splits
+from phenoica.score.l1_path import Problem
+from phenoica.score.penalty import Fraction, choose_fractions, inner_splits
 from phenoica.score.probes import L1Path, Probe, fit_l1_paths, fit_l2, l2_control
 from phenoica.score.rows import (
     ALL,
@@ -152,11 +153,10 @@ class FoldScorer:
         probed = [f for f in features if f.draw is None or f.draw < self.config["score"]["rotation_draws"]]
         rotated = [f for f in features if f.view in ROTATED]
         fractions = self._fractions(probed)
+        fits = self._fit(probed, fractions)
         width = self._width(probed)
         rows: list[dict[str, Any]] = []
-        fits: dict[str, list[Fit]] = {}
         for feature in track(probed, len(probed), f"score fold {self.fold}", "view"):
-            fits[feature.key] = self._fit(feature, fractions[feature.key])
             for fit in fits[feature.key]:
                 rows += self._l1_rows(feature, fit, width)
         rows += self._l2_rows([f for f in probed if f.view in ROTATED])
@@ -165,33 +165,35 @@ class FoldScorer:
 
     def _fractions(self, probed: Sequence[Features]) -> dict[str, Fraction]:
         """Choose each view's lambda fraction; permuted labels take that of the view whose features they share."""
-        candidates = self.config["score"]["lambda_fractions"]
-        chosen: dict[str, Fraction] = {}
-        of_values: dict[int, Fraction] = {}
-        for feature in track(probed, len(probed), f"choose lambda of fold {self.fold}", "view"):
-            if id(feature.values) not in of_values:
-                of_values[id(feature.values)] = choose_fraction(
-                    feature.values, finite_parts(self.inner, feature.values), candidates
-                )
-            chosen[feature.key] = of_values[id(feature.values)]
-        return chosen
+        of_values = {id(f.values): f.values for f in probed}
+        found = choose_fractions(
+            list(of_values.values()), self.inner, self.config["score"]["lambda_fractions"],
+            title=f"choose lambda of fold {self.fold}",
+        )  # fmt: skip
+        chosen = dict(zip(of_values, found, strict=True))
+        return {f.key: chosen[id(f.values)] for f in probed}
 
-    def _fit(self, feature: Features, fraction: Fraction) -> list[Fit]:
-        """Fit the L1 probes of every contrast, all lambdas, in one call of the solver."""
-        finite = np.isfinite(feature.values).all(axis=1)
-        labels, reasons = [], []
-        for contrast, part in self.splits:
-            permuted = part.reason is None and feature.view == PERMUTED
-            labels.append(self._permuted(contrast, part) if permuted else (part.train_labels, part.test_labels))
-            reasons.append(part.reason or (None if finite[part.train].all() else "missing_values"))
-        solved = [i for i, reason in enumerate(reasons) if reason is None]
-        problems = [(self.splits[i][1].train, labels[i][0]) for i in solved]
-        fractions = {*self.config["score"]["lambda_fractions"], fraction.fraction, fraction.sparse_fraction}
-        paths = dict(zip(solved, fit_l1_paths(feature.values, problems, fractions), strict=True))
-        return [
-            Fit(contrast, part, *labels[i], fraction, paths.get(i), reasons[i])
-            for i, (contrast, part) in enumerate(self.splits)
-        ]
+    def _fit(self, probed: Sequence[Features], fractions: Mapping[str, Fraction]) -> dict[str, list[Fit]]:
+        """Fit the L1 probes of every view and contrast at all lambdas, in one call of the solver."""
+        asked, problems = [], []  # view, contrast and wells, labels, why it is not fitted
+        for feature in probed:
+            finite = np.isfinite(feature.values).all(axis=1)
+            for contrast, part in self.splits:
+                labels = part.train_labels, part.test_labels
+                if feature.view == PERMUTED and part.reason is None:
+                    labels = self._permuted(contrast, part)
+                reason = part.reason or (None if finite[part.train].all() else "missing_values")
+                asked.append((feature.key, contrast, part, *labels, reason))
+                if reason is None:
+                    problems.append(Problem(feature.values, part.train, labels[0]))
+        used = {f for chosen in fractions.values() for f in (chosen.fraction, chosen.sparse_fraction)}
+        lambdas = used.union(self.config["score"]["lambda_fractions"])
+        paths = iter(fit_l1_paths(problems, lambdas, title=f"fit probes of fold {self.fold}"))
+        fits: dict[str, list[Fit]] = {f.key: [] for f in probed}
+        for key, contrast, part, train_labels, test_labels, reason in asked:
+            path = next(paths) if reason is None else None
+            fits[key].append(Fit(contrast, part, train_labels, test_labels, fractions[key], path, reason))
+        return fits
 
     def _width(self, probed: Sequence[Features]) -> int | None:
         """Return the width at which sparsity is compared: that of the rotated views."""

@@ -10,12 +10,14 @@ at most a further step; objective, gradient and gap, which decide the result, ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from phenoica.progress import track
 
 if TYPE_CHECKING:
     import torch
@@ -33,95 +35,106 @@ _PADDING = 0.75  # the smallest problem solved together with one of n wells has 
 _COMPACT = 0.8  # solved problems leave a batch when at most this share is left
 
 
-@dataclass(frozen=True)
-class Paths:
-    """Solutions of P problems at L lambdas on d features.
+class Solution(NamedTuple):
+    """The path of one problem at L lambdas.
 
     Attributes
     ----------
     lambda_max
-        float64 (P,), the smallest lambda at which every weight is zero.
+        The smallest lambda at which every weight is zero.
     weights
-        float64 (P, L, d).
+        float64 (L, d).
     intercepts
-        float64 (P, L).
+        float64 (L,).
     gaps
-        float64 (P, L), duality gap relative to the objective: how far above the optimum it can be at most.
+        float64 (L,), duality gap relative to the objective: how far above the optimum it can be at most. The problem is
+        solved where it is at most `TOLERANCE`.
     """
 
-    lambda_max: np.ndarray
+    lambda_max: float
     weights: np.ndarray
     intercepts: np.ndarray
     gaps: np.ndarray
 
-    @property
-    def converged(self) -> np.ndarray:
-        """Bool (P, L), whether the gap is at most `TOLERANCE`."""
-        return self.gaps <= TOLERANCE
+
+class Problem(NamedTuple):
+    """Cases against references in one feature matrix.
+
+    Attributes
+    ----------
+    features
+        float64 (n, d); problems may share it. Finite in the wells that are used.
+    wells
+        int (m,), its rows.
+    labels
+        bool (m,), true is a case; both classes are present.
+    """
+
+    features: np.ndarray
+    wells: np.ndarray
+    labels: np.ndarray
 
 
 def solve_paths(
-    features: np.ndarray,
-    problems: Sequence[tuple[np.ndarray, np.ndarray]],
-    fractions: Sequence[float],
-    *,
-    device: str = "cpu",
-) -> Paths:
+    problems: Sequence[Problem], fractions: Sequence[float], *, device: str = "cpu", title: str | None = None
+) -> list[Solution]:
     """Solve every problem at lambda = fraction x its lambda_max for each fraction.
 
     Parameters
     ----------
-    features
-        float64 (n, d), finite in the wells that are used.
     problems
-        For each problem the positions of its wells (int (m,)) and their labels (bool (m,), both classes present).
+        Of any sizes and widths; the more there are of one size and width, the less each costs.
     fractions
         L numbers in (0, 1), descending.
     device
         cpu or cuda. On a CPU the result is the same to the byte for any number of threads.
+    title
+        What the progress line says; None for no line.
 
     Returns
     -------
-    Paths
-        All-zero weights, and gap 0, where class means differ by rounding only.
+    list of Solution
+        One a problem, in their order: all-zero weights and gap 0 where class means differ by rounding only.
     """
     import torch
 
-    n_lambdas, width = len(fractions), features.shape[1]
-    found = Paths(
-        np.zeros(len(problems)), np.zeros((len(problems), n_lambdas, width)), np.zeros((len(problems), n_lambdas)),
-        np.zeros((len(problems), n_lambdas)),
-    )  # fmt: skip
-    chunks = _chunks([len(wells) for wells, _ in problems], width)
+    chunks = _chunks(problems)
+    found: list[Solution | None] = [None] * len(problems)
 
     def work(chunk: Sequence[int]) -> None:
-        part = _solve_chunk(_gather(features, [problems[i] for i in chunk], device), fractions)
-        for name in (field.name for field in fields(Paths)):
-            getattr(found, name)[chunk] = getattr(part, name)
+        for i, solution in zip(
+            chunk, _solve_chunk(_gather([problems[i] for i in chunk], device), fractions), strict=True
+        ):
+            found[i] = solution
+
+    def shown(done: Iterable[None]) -> None:
+        for _ in done if title is None else track(done, len(chunks), title, "batch"):
+            pass
 
     threads = torch.get_num_threads()
     if device != "cpu" or threads == 1 or len(chunks) == 1:
-        for chunk in chunks:
-            work(chunk)
+        shown(map(work, chunks))
         return found
     # small matrices gain little from threads inside an operation: let each thread have its own chunks
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, chunks))
+            shown(pool.map(work, chunks))
     finally:
         torch.set_num_threads(threads)
     return found
 
 
-def _chunks(sizes: Sequence[int], width: int) -> list[list[int]]:
-    """Group problems (positions) of similar size, the largest first."""
+def _chunks(problems: Sequence[Problem]) -> list[list[int]]:
+    """Group problems (positions) of one width and similar size, the largest first."""
+    shapes = [(problem.features.shape[1], len(problem.wells)) for problem in problems]
     chunks: list[list[int]] = []
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+    for i in sorted(range(len(shapes)), key=lambda i: (-shapes[i][0], -shapes[i][1])):
+        width, size = shapes[i]
         if chunks:
-            largest, count = sizes[chunks[-1][0]], len(chunks[-1])
+            (same, largest), count = shapes[chunks[-1][0]], len(chunks[-1])
             fits = count < _MAX_PROBLEMS and (count + 1) * largest * width <= _MAX_ELEMENTS
-            if fits and sizes[i] >= _PADDING * largest:
+            if width == same and size >= _PADDING * largest and fits:
                 chunks[-1].append(i)
                 continue
         chunks.append([i])
@@ -168,15 +181,15 @@ class _Point:
         return _Point(*(getattr(self, field.name)[which] for field in fields(self)))
 
 
-def _gather(features: np.ndarray, problems: Sequence[tuple[np.ndarray, np.ndarray]], device: str) -> _Batch:
+def _gather(problems: Sequence[Problem], device: str) -> _Batch:
     """Copy the problems' wells into one padded block."""
     import torch
 
-    size = max(len(wells) for wells, _ in problems)
-    X = np.zeros((len(problems), size, features.shape[1]))
-    sign, balance = np.ones((len(problems), size)), np.zeros((len(problems), size))
-    centre, scale = np.zeros((len(problems), features.shape[1])), np.ones(len(problems))
-    for i, (wells, labels) in enumerate(problems):
+    count, size = len(problems), max(len(problem.wells) for problem in problems)
+    width = problems[0].features.shape[1]
+    X, sign, balance = np.zeros((count, size, width)), np.ones((count, size)), np.zeros((count, size))
+    centre, scale = np.zeros((count, width)), np.ones(count)
+    for i, (features, wells, labels) in enumerate(problems):
         n, n_case = len(wells), int(labels.sum())
         block = X[i, :n]
         np.take(features, wells, axis=0, out=block)
@@ -190,7 +203,7 @@ def _gather(features: np.ndarray, problems: Sequence[tuple[np.ndarray, np.ndarra
     return _Batch(X, X.float(), sign, balance, centre, scale)
 
 
-def _solve_chunk(batch: _Batch, fractions: Sequence[float]) -> Paths:
+def _solve_chunk(batch: _Batch, fractions: Sequence[float]) -> list[Solution]:
     """Follow the path of every problem of a batch."""
     import torch
 
@@ -211,7 +224,8 @@ def _solve_chunk(batch: _Batch, fractions: Sequence[float]) -> Paths:
             gaps[which, k] = _newton(part, state, fraction * penalties)
             weights[which, k] = state.weights / part.scale[:, None]
             intercepts[which, k] = state.intercept - (weights[which, k] * part.centre).sum(1)
-    return Paths(*(a.cpu().numpy() for a in (largest * batch.scale, weights, intercepts, gaps)))
+    parts = [a.cpu().numpy() for a in (largest * batch.scale, weights, intercepts, gaps)]
+    return [Solution(float(parts[0][i]), *(part[i] for part in parts[1:])) for i in range(count)]
 
 
 def _newton(batch: _Batch, state: _State, penalty: torch.Tensor) -> torch.Tensor:
@@ -324,12 +338,13 @@ def _quadratic(
     slope, z = (a.T.clone(memory_format=torch.contiguous_format) for a in (gradient, start))  # copies: changed below
     inverse = torch.where(free, 1 / torch.diagonal(hessian, dim1=1, dim2=2), 0.0).T.contiguous()
     limit = penalty * inverse
+    coordinates = list(zip(*(a.unbind(0) for a in (rows, z, slope, inverse, limit, -limit)), strict=True))
     for _ in range(_SWEEPS):
-        for j in range(len(z)):
-            target = torch.addcmul(z[j], slope[j], inverse[j], value=-1)
-            new = target - torch.maximum(torch.minimum(target, limit[j]), -limit[j])
-            slope.addcmul_(rows[j], new - z[j])
-            z[j] = new
+        for row, at, its_slope, its_inverse, high, low in coordinates:
+            target = torch.addcmul(at, its_slope, its_inverse, value=-1)
+            target -= torch.clamp(target, low, high)
+            slope.addcmul_(row, target - at)
+            at.copy_(target)
     z, slope = z.T.contiguous(), slope.T.contiguous()
     # then the exact minimum with these signs, or as far towards it as the first weight that reaches zero
     active, signs = z != 0, torch.sign(z)

@@ -13,6 +13,7 @@ import pandas as pd
 
 from phenoica import schema
 from phenoica.errors import ControlsError
+from phenoica.score.l1_path import Problem
 from phenoica.score.metrics import auroc
 from phenoica.score.probes import fit_l1_paths
 
@@ -63,7 +64,8 @@ def null_draws(
             continue  # plates of one control can leave a side with one class: draw again
         drawn.append(labels)
     wells = np.flatnonzero(train)
-    probes = [path.probes[0] for path in fit_l1_paths(values, [(wells, labels[wells]) for labels in drawn], [fraction])]
+    paths = fit_l1_paths([Problem(values, wells, labels[wells]) for labels in drawn], [fraction])
+    probes = [path.probes[0] for path in paths]
     return np.array([
         auroc(labels[~train], probe.decision(values[~train])) if probe.weights.any() else 0.5
         for labels, probe in zip(drawn, probes, strict=True)

@@ -14,6 +14,7 @@ import pandas as pd
 
 from phenoica import schema
 from phenoica.score.contrasts import POSITIVE_CUTTING, Contrast
+from phenoica.score.l1_path import Problem
 from phenoica.score.metrics import auroc
 from phenoica.score.probes import L1Path, fit_l1_paths
 
@@ -65,39 +66,55 @@ class InnerSplits:
     groups: tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], ...]
 
 
-def choose_fraction(features: np.ndarray, inner: InnerSplits, fractions: Sequence[float]) -> Fraction:
-    """Choose the lambda fraction of a view from training experiments alone.
+def choose_fractions(
+    features: Sequence[np.ndarray], inner: InnerSplits, fractions: Sequence[float], *, device: str = "cpu",
+    title: str | None = None,
+) -> list[Fraction]:  # fmt: skip
+    """Choose the lambda fraction of each view from training experiments alone.
 
     Parameters
     ----------
     features
-        (n, d) float, one row a well; only the positions in `inner` are read.
+        For each view float64 (n, d), one row a well; only the positions in `inner` are read. Splits that read a well
+        with a missing value are left out for that view.
     inner
         Leave-experiments-out splits inside training.
     fractions
         Candidates.
+    device, title
+        As in `probes.fit_l1_paths`.
 
     Returns
     -------
-    Fraction
+    list of Fraction
         Perturbations weigh alike within a group of left-out experiments, groups weigh alike. Equal means choose the
         larger fraction. Under the rule `default` there is nothing to choose on: the middle candidate is taken.
     """
     candidates = sorted({float(f) for f in fractions}, reverse=True)
-    if not inner.groups:
+    splits = [_finite_parts(inner, values) for values in features]
+    problems = [
+        Problem(values, *part[:2])
+        for values, own in zip(features, splits, strict=True) for group in own.groups for part in group
+    ]  # fmt: skip
+    paths = iter(fit_l1_paths(problems, candidates, device=device, title=title))
+    found = []
+    for values, own in zip(features, splits, strict=True):
+        table = [[_inner_auroc(values, part, next(paths)) for part in group] for group in own.groups]
+        found.append(_chosen([np.mean(group, axis=0) for group in table], candidates, own.rule))
+    return found
+
+
+def _chosen(groups: Sequence[np.ndarray], candidates: Sequence[float], rule: str) -> Fraction:
+    """Choose from the mean AUROC of each group of left-out experiments at each candidate."""
+    if not groups:
         middle = candidates[len(candidates) // 2]
         return Fraction(middle, middle, "default")
-    parts = [part for group in inner.groups for part in group]
-    paths = iter(fit_l1_paths(features, [part[:2] for part in parts], candidates))
-    table = np.array([
-        np.mean([_inner_auroc(features, part, next(paths)) for part in group], axis=0) for group in inner.groups
-    ])  # fmt: skip
-    means = table.mean(axis=0)
-    errors = table.std(axis=0, ddof=1) / np.sqrt(len(table)) if len(table) > 1 else np.zeros(len(candidates))
+    means = np.mean(groups, axis=0)
+    errors = np.std(groups, axis=0, ddof=1) / np.sqrt(len(groups)) if len(groups) > 1 else np.zeros(len(candidates))
     best = int(np.argmax(means))
     sparse = int(np.flatnonzero(means >= means[best] - errors[best])[0])
     path = tuple(candidates), tuple(means.tolist()), tuple(errors.tolist())
-    return Fraction(candidates[best], candidates[sparse], inner.rule, *path)
+    return Fraction(candidates[best], candidates[sparse], rule, *path)
 
 
 def _inner_auroc(features: np.ndarray, part: tuple[np.ndarray, ...], path: L1Path) -> list[float]:
@@ -161,7 +178,7 @@ def _inner_groups(experiments: np.ndarray, folds: np.ndarray, train: np.ndarray)
     return [train & np.isin(units, names[i::MAX_INNER_GROUPS]) for i in range(min(MAX_INNER_GROUPS, len(names)))]
 
 
-def finite_parts(inner: InnerSplits, values: np.ndarray) -> InnerSplits:
+def _finite_parts(inner: InnerSplits, values: np.ndarray) -> InnerSplits:
     """Return `inner` without the splits that read a well with a missing value in `values` (n, d)."""
     finite = np.isfinite(values).all(axis=1)
     groups = [[p for p in group if finite[p[0]].all() and finite[p[2]].all()] for group in inner.groups]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from phenoica.errors import ScoreError
-from phenoica.score.l1_path import solve_paths
+from phenoica.score.l1_path import TOLERANCE, Problem, solve_paths
 from phenoica.score.metrics import auroc
 
 L2_DECISION_LIMIT = 1e-6
@@ -127,28 +127,24 @@ def fit_l1(X: np.ndarray, labels: np.ndarray, fraction: float) -> Probe:
         On features that are not finite, or labels of one class.
     """
     X, labels = _checked(X, labels)
-    return fit_l1_paths(X, [(np.arange(len(X)), labels)], [fraction])[0].probes[0]
+    return fit_l1_paths([Problem(X, np.arange(len(X)), labels)], [fraction])[0].probes[0]
 
 
 def fit_l1_paths(
-    features: np.ndarray,
-    problems: Sequence[tuple[np.ndarray, np.ndarray]],
-    fractions: Iterable[float],
-    *,
-    device: str = "cpu",
+    problems: Sequence[Problem], fractions: Iterable[float], *, device: str = "cpu", title: str | None = None
 ) -> list[L1Path]:
-    """Fit the L1 probes of many problems on one feature matrix, each at several lambdas, in one call of the solver.
+    """Fit the L1 probes of many problems, each at several lambdas, in one call of the solver.
 
     Parameters
     ----------
-    features
-        (n, d) float, a row a well.
     problems
-        For each problem the positions of its wells (int (m,)) and their labels (bool (m,), true is a case).
+        Feature matrix, wells and labels of each.
     fractions
         lambda / lambda_max, in (0, 1).
     device
         cpu or cuda.
+    title
+        What the progress line says; None for no line.
 
     Returns
     -------
@@ -161,28 +157,16 @@ def fit_l1_paths(
     ScoreError
         If a problem has a feature that is not finite, or labels of one class.
     """
-    if not len(problems):
-        return []
-    features = np.asarray(features, dtype=np.float64)
-    problems = [(np.asarray(wells), np.asarray(labels).astype(bool)) for wells, labels in problems]
-    finite = np.isfinite(features).all(axis=1)
-    for wells, labels in problems:
-        usable = features.shape[1] > 0 and len(wells) == len(labels) and finite[wells].all()
-        if not usable or labels.all() or not labels.any():
-            _checked(features[wells], labels)  # says what is wrong
+    finite = {id(X): np.isfinite(X).all(axis=1) for X in {id(p.features): p.features for p in problems}.values()}
+    for X, wells, labels in problems:
+        if not finite[id(X)][wells].all() or X.shape[1] == 0 or labels.all() or not labels.any():
+            _checked(X[wells], labels)  # says what is wrong
     descending = tuple(sorted({float(f) for f in fractions}, reverse=True))
-    found = solve_paths(features, problems, descending, device=device)
-    return [
-        L1Path(
-            descending,
-            tuple(
-                Probe(found.weights[i, k], float(found.intercepts[i, k]), f * float(found.lambda_max[i]),
-                      float(found.lambda_max[i]), bool(found.converged[i, k]))
-                for k, f in enumerate(descending)
-            ),
-        )
-        for i in range(len(problems))
-    ]  # fmt: skip
+    paths = []
+    for largest, weights, intercepts, gaps in solve_paths(problems, descending, device=device, title=title):
+        found = zip(weights, intercepts.tolist(), descending, (gaps <= TOLERANCE).tolist(), strict=True)
+        paths.append(L1Path(descending, tuple(Probe(w, b, f * largest, largest, done) for w, b, f, done in found)))
+    return paths
 
 
 def fit_l2(X: np.ndarray, labels: np.ndarray, C: float) -> Probe:
