@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from phenoica import schema
-from phenoica.score import contrasts, fold
+from phenoica.score import contrasts, penalty
 from phenoica.score.contrasts import CUTTING, POSITIVE, POSITIVE_CUTTING, QUERY
 
 
@@ -101,7 +101,7 @@ def test_without_references_there_is_a_reason(obs):
 def inner(obs, held_out, folds=FOLDS):
     of_wells = obs[schema.EXPERIMENT].map(folds).to_numpy()
     batches = obs[schema.EXPERIMENT].to_numpy()
-    return fold.inner_splits(contrasts.build(obs), obs, batches, of_wells, held_out, 3), of_wells
+    return penalty.inner_splits(contrasts.build(obs), obs, batches, of_wells, held_out, 3), of_wells
 
 
 def test_inner_splits_stay_inside_training_and_leave_experiments_out(obs):
@@ -127,4 +127,4 @@ def test_without_everywhere_perturbations_the_widest_ones_choose(obs):
     found, _ = inner(obs, 1, {"a": 0, "b": 1, "c": 2, "d": 3})
     assert (found.rule, found.perturbations) == ("widespread", (f"{QUERY}/TWIN", f"{CUTTING}/SRC_g1"))
     alone = obs[obs[schema.EXPERIMENT].isin(["a", "b"])].reset_index(drop=True)
-    assert inner(alone, 1)[0] == fold.InnerSplits("default", (), ())
+    assert inner(alone, 1)[0] == penalty.InnerSplits("default", (), ())

@@ -6,12 +6,14 @@ import pytest
 from phenoica import schema
 from phenoica.disentangle.components import component_effects
 from phenoica.errors import ScoreError
-from phenoica.score import fold, metrics
+from phenoica.score import concentration, fold, metrics
 from phenoica.score.baselines import PERMUTED, Features
 from phenoica.score.contrasts import POSITIVE, REASONS
-from phenoica.score.fold import CONCENTRATION, FoldScorer
+from phenoica.score.fold import FoldScorer
 from phenoica.score.intervals import delong_variance
-from phenoica.score.probes import Fraction, fit_l1
+from phenoica.score.penalty import Fraction
+from phenoica.score.probes import fit_l1
+from phenoica.score.rows import CONCENTRATION
 
 
 class Wells:
@@ -127,17 +129,17 @@ def test_a_held_out_fold_that_cannot_measure_effects_has_a_reason(wells, left):
 
 def test_readings_of_concentration_name_what_they_lack():
     biology, batch, top = np.array([3.0, 1, 0, 0]), np.array([1.0, 0, 0, 0]), np.array([0])
-    known = fold.concentration(biology, batch, top, top)
+    known = concentration.concentration(biology, batch, top, top)
     assert known == {
         "concentration_share": (0.75, None), "concentration_corrected": (pytest.approx(2 / 3), None),
         "purity": (0.75, None), "participation": (pytest.approx(1.6), None), "overlap": (1.0, None),
     }  # fmt: skip
-    assert fold.concentration(biology, batch * 0, top, None)["overlap"] == (None, "no_batch_effect")
-    assert fold.concentration(biology, None, top, None)["purity"] == (None, "one_batch")
-    assert fold.concentration(biology, batch, None, top)["overlap"] == (None, "no_training_effect")
-    assert fold.concentration(biology * 0, batch, top, top)["concentration_corrected"] == (None, "no_effect")
+    assert concentration.concentration(biology, batch * 0, top, None)["overlap"] == (None, "no_batch_effect")
+    assert concentration.concentration(biology, None, top, None)["purity"] == (None, "one_batch")
+    assert concentration.concentration(biology, batch, None, top)["overlap"] == (None, "no_training_effect")
+    assert concentration.concentration(biology * 0, batch, top, top)["concentration_corrected"] == (None, "no_effect")
     every = np.arange(4)
-    assert fold.concentration(biology, batch, every, every)["concentration_corrected"] == (None, "no_spread")
+    assert concentration.concentration(biology, batch, every, every)["concentration_corrected"] == (None, "no_spread")
     reasons = {r for parts in (known,) for _, r in parts.values() if r}
     assert reasons | {"one_batch", "no_batch_effect", "no_training_effect"} <= set(REASONS)
 
@@ -150,7 +152,7 @@ def plk1_split(wells):
 
 def test_auroc_takes_the_best_fraction_and_sparsity_the_sparse_one(wells, monkeypatch):
     wells.values[wells.plk1, :4] += 0.6
-    monkeypatch.setattr(fold, "choose_fraction", lambda *_: Fraction(0.05, 0.8, "everywhere"))
+    monkeypatch.setattr(fold, "choose_fractions", lambda *_, **__: [Fraction(0.05, 0.8, "everywhere")])
     rows, decided = wells.score()
     train, labels, test, truth = plk1_split(wells)
     weak, strong = (fit_l1(wells.values[train], labels, f) for f in (0.05, 0.8))

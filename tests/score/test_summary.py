@@ -6,7 +6,7 @@ from scipy import stats
 
 from phenoica.report import score_page
 from phenoica.score.contrasts import POSITIVE, QUERY, REASONS
-from phenoica.score.fold import FOLD_COLUMNS, table
+from phenoica.score.rows import FOLD_COLUMNS, table
 from phenoica.score.summary import _sentence, over_folds, printed
 
 

@@ -19,8 +19,8 @@ from phenoica.errors import SchemaError
 from phenoica.report import figures, pages
 from phenoica.score.baselines import BASELINES, PERMUTED
 from phenoica.score.contrasts import CONTRASTS, CUTTING, OF_FOLDS, POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
-from phenoica.score.fold import AUROC, CONCENTRATION, CONCENTRATION_CONTRAST, HOYER, L1, L2_CONTRAST, L2_METRICS
 from phenoica.score.intervals import WITHIN_EXPERIMENTS
+from phenoica.score.rows import AUROC, CONCENTRATION, CONCENTRATION_CONTRAST, HOYER, L1, L2_CONTRAST, L2_METRICS
 from phenoica.score.summary import (
     COMPARED,
     MACRO,

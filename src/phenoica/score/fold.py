@@ -7,50 +7,90 @@ that the training side decided (lambda fractions, lambdas, component rankings), 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from phenoica import schema
-from phenoica.disentangle.components import component_effects, reference_omega2
-from phenoica.errors import ControlsError, ScoreError
+from phenoica.errors import ScoreError
 from phenoica.progress import track
 from phenoica.score import metrics
 from phenoica.score.baselines import BASELINES, PERMUTED, Features, permute_within
-from phenoica.score.contrasts import POSITIVE_CUTTING, Contrast, Split, build, split
+from phenoica.score.concentration import concentration_rows
+from phenoica.score.contrasts import Contrast, Split, build, split
 from phenoica.score.intervals import delong_variance
-from phenoica.score.probes import MAX_INNER_GROUPS, Fraction, InnerSplits, choose_fraction, fit_l1, fit_l2, l2_control
+from phenoica.score.l1_path import Problem
+from phenoica.score.penalty import Fraction, choose_fractions, inner_splits
+from phenoica.score.probes import L1Path, Probe, fit_l1_paths, fit_l2, l2_control
+from phenoica.score.rows import (
+    ALL,
+    AUROC,
+    FOLD_COLUMNS,
+    HOYER,
+    L1,
+    L2,
+    L2_CONTRAST,
+    L2_METRICS,
+    PAIRS,
+    POOLED,
+    ROTATED,
+    VARIANCE,
+    WITHIN,
+    table,
+)  # fmt: skip
 
-POOLED, WITHIN = schema.SCOPES[:2]
-L1, L2, NO_PROBE = "l1", "l2", "none"
-AUROC, HOYER = "auroc", "hoyer"
-CONCENTRATION = ("concentration_share", "concentration_corrected", "purity", "participation", "overlap")
-L2_METRICS = ("max_decision_difference", "max_auroc_difference", "holds")
 
-CONCENTRATION_CONTRAST = "all_vs_reference"  # effects of all perturbations together
-L2_CONTRAST = "l2_control"
-ALL = "all"  # the perturbation of these two
-ROTATED = ("pca", "rotation", "varimax", "ica")  # views of one fit that differ by an orthogonal matrix
+@dataclass(frozen=True)
+class Fit:
+    """The L1 probes of one contrast on one view.
 
-# a fold's table has two more columns than the final one: pairs compared, and the AUROC's plate-stratified variance
-PAIRS, VARIANCE = "pairs", "variance"
-FOLD_COLUMNS = (*schema.SCORE_COLUMNS, PAIRS, VARIANCE)
-_INTEGERS = ("n_components", "draw", "n_case", "n_reference", "n_experiments", "fold", PAIRS)
-_FLOATS = ("value", "ci_low", "ci_high", VARIANCE)
+    Attributes
+    ----------
+    contrast, part
+        The comparison, and its wells in this fold.
+    train_labels, test_labels
+        bool; those of `part`, permuted within plate for the view called permuted.
+    fraction
+        The lambda fractions chosen for the view.
+    path
+        Probes from the largest lambda to the smallest; None where nothing could be fitted (`reason` says why).
+    reason
+        A key of `contrasts.REASONS`, or None.
+    """
 
+    contrast: Contrast
+    part: Split
+    train_labels: np.ndarray
+    test_labels: np.ndarray
+    fraction: Fraction
+    path: L1Path | None
+    reason: str | None
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    """Return rows as a frame with exactly `columns`: nullable integers, float64 numbers, text or None elsewhere."""
-    frame = pd.DataFrame(list(rows), columns=list(columns))
-    for name in frame.columns:
-        if name in _INTEGERS:
-            frame[name] = frame[name].astype("Int64")
-        elif name in _FLOATS:
-            frame[name] = frame[name].astype("float64")
-        else:
-            frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
-    return frame
+    @property
+    def name(self) -> str:
+        """contrast/perturbation."""
+        return f"{self.contrast.name}/{self.contrast.perturbation}"
+
+    @property
+    def probe(self) -> Probe:
+        """The probe that is scored."""
+        return self.path.at(self.fraction.fraction)
+
+    @property
+    def sparse_probe(self) -> Probe:
+        """The probe whose sparsity is measured."""
+        return self.path.at(self.fraction.sparse_fraction)
+
+    def record(self) -> dict[str, Any]:
+        """Return what goes into the fold's json: lambda, lambda_max, non_zero, converged, and non_zero of the path."""
+        probe = self.probe
+        return {
+            "lambda": probe.penalty, "lambda_max": probe.lambda_max, "non_zero": int((probe.weights != 0).sum()),
+            "converged": bool(probe.converged),
+            "path": {"fraction": list(self.path.fractions), "non_zero": list(self.path.non_zero)},
+        }  # fmt: skip
 
 
 class FoldScorer:
@@ -111,31 +151,49 @@ class FoldScorer:
             JSON-able; see `score.run.score_fold`.
         """
         probed = [f for f in features if f.draw is None or f.draw < self.config["score"]["rotation_draws"]]
+        rotated = [f for f in features if f.view in ROTATED]
         fractions = self._fractions(probed)
-        rows, probes = [], {}
+        fits = self._fit(probed, fractions)
+        width = self._width(probed)
+        rows: list[dict[str, Any]] = []
         for feature in track(probed, len(probed), f"score fold {self.fold}", "view"):
-            probes[feature.key] = {}
-            for contrast, part in self.splits:
-                found, record = self._l1_rows(feature, contrast, part, fractions[feature.key], self._width(probed))
-                rows += found
-                if record is not None:
-                    probes[feature.key][f"{contrast.name}/{contrast.perturbation}"] = record
+            for fit in fits[feature.key]:
+                rows += self._l1_rows(feature, fit, width)
         rows += self._l2_rows([f for f in probed if f.view in ROTATED])
-        concentration, ranks = self._concentration_rows([f for f in features if f.view in ROTATED])
-        return table(rows + concentration, FOLD_COLUMNS), self._decided(fractions, probes, ranks)
+        concentrated, ranks = concentration_rows(self, rotated)
+        return table(rows + concentrated, FOLD_COLUMNS), self._decided(fractions, fits, ranks)
 
     def _fractions(self, probed: Sequence[Features]) -> dict[str, Fraction]:
         """Choose each view's lambda fraction; permuted labels take that of the view whose features they share."""
-        candidates = self.config["score"]["lambda_fractions"]
-        chosen: dict[str, Fraction] = {}
-        of_values: dict[int, Fraction] = {}
-        for feature in track(probed, len(probed), f"choose lambda of fold {self.fold}", "view"):
-            if id(feature.values) not in of_values:
-                of_values[id(feature.values)] = choose_fraction(
-                    feature.values, _finite_parts(self.inner, feature.values), candidates
-                )
-            chosen[feature.key] = of_values[id(feature.values)]
-        return chosen
+        of_values = {id(f.values): f.values for f in probed}
+        found = choose_fractions(
+            list(of_values.values()), self.inner, self.config["score"]["lambda_fractions"],
+            title=f"choose lambda of fold {self.fold}",
+        )  # fmt: skip
+        chosen = dict(zip(of_values, found, strict=True))
+        return {f.key: chosen[id(f.values)] for f in probed}
+
+    def _fit(self, probed: Sequence[Features], fractions: Mapping[str, Fraction]) -> dict[str, list[Fit]]:
+        """Fit the L1 probes of every view and contrast at all lambdas, in one call of the solver."""
+        asked, problems = [], []  # view, contrast and wells, labels, why it is not fitted
+        for feature in probed:
+            finite = np.isfinite(feature.values).all(axis=1)
+            for contrast, part in self.splits:
+                labels = part.train_labels, part.test_labels
+                if feature.view == PERMUTED and part.reason is None:
+                    labels = self._permuted(contrast, part)
+                reason = part.reason or (None if finite[part.train].all() else "missing_values")
+                asked.append((feature.key, contrast, part, *labels, reason))
+                if reason is None:
+                    problems.append(Problem(feature.values, part.train, labels[0]))
+        used = {f for chosen in fractions.values() for f in (chosen.fraction, chosen.sparse_fraction)}
+        lambdas = used.union(self.config["score"]["lambda_fractions"])
+        paths = iter(fit_l1_paths(problems, lambdas, title=f"fit probes of fold {self.fold}"))
+        fits: dict[str, list[Fit]] = {f.key: [] for f in probed}
+        for key, contrast, part, train_labels, test_labels, reason in asked:
+            path = next(paths) if reason is None else None
+            fits[key].append(Fit(contrast, part, train_labels, test_labels, fractions[key], path, reason))
+        return fits
 
     def _width(self, probed: Sequence[Features]) -> int | None:
         """Return the width at which sparsity is compared: that of the rotated views."""
@@ -150,30 +208,18 @@ class FoldScorer:
             "n_experiments": len(np.unique(self.experiments[part.test])), "fold": self.fold, "reason": part.reason,
         }  # fmt: skip
 
-    def _l1_rows(
-        self, feature: Features, contrast: Contrast, part: Split, fraction: Fraction, width: int | None
-    ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-        base = {**self._base(feature, contrast, part), "probe": L1, "metric": AUROC}
+    def _l1_rows(self, feature: Features, fit: Fit, width: int | None) -> list[dict[str, Any]]:
+        base = {**self._base(feature, fit.contrast, fit.part), "probe": L1, "metric": AUROC}
         nothing = [{**base, "scope": scope} for scope in (POOLED, WITHIN)]
-        if part.reason is not None:
-            return nothing, None
-        if not np.isfinite(feature.values[part.train]).all():
-            return [{**row, "reason": "missing_values"} for row in nothing], None
-        train_labels, test_labels = part.train_labels, part.test_labels
-        if feature.view == PERMUTED:
-            train_labels, test_labels = self._permuted(contrast, part)
-        X = feature.values[part.train]
-        probe = fit_l1(X, train_labels, fraction.fraction)
-        record = {
-            "lambda": probe.penalty, "lambda_max": probe.lambda_max, "non_zero": int((probe.weights != 0).sum()),
-            "converged": bool(probe.converged),
-        }  # fmt: skip
-        rows = self._sparsity_rows(base, feature, X, train_labels, fraction, width)
-        if not np.isfinite(feature.values[part.test]).all():
-            return rows + [{**row, "reason": "missing_values"} for row in nothing], record
-        if not probe.weights.any():
+        if fit.path is None:
+            return [{**row, "reason": fit.reason} for row in nothing]
+        rows = self._sparsity_rows(base, feature, fit, width)
+        if not np.isfinite(feature.values[fit.part.test]).all():
+            return rows + [{**row, "reason": "missing_values"} for row in nothing]
+        if not fit.probe.weights.any():
             base["reason"] = "no_weights"
-        return rows + self._auroc_rows(base, part, test_labels, probe.decision(feature.values[part.test])), record
+        scores = fit.probe.decision(feature.values[fit.part.test])
+        return rows + self._auroc_rows(base, fit.part, fit.test_labels, scores)
 
     def _permuted(self, contrast: Contrast, part: Split) -> tuple[np.ndarray, np.ndarray]:
         """Permute labels within plate; the seed follows from the contrast, not from the order of the work."""
@@ -185,12 +231,11 @@ class FoldScorer:
         )
 
     def _sparsity_rows(
-        self, base: Mapping[str, Any], feature: Features, X: np.ndarray, labels: np.ndarray, fraction: Fraction,
-        width: int | None,
-    ) -> list[dict[str, Any]]:  # fmt: skip
+        self, base: Mapping[str, Any], feature: Features, fit: Fit, width: int | None
+    ) -> list[dict[str, Any]]:
         if feature.view in BASELINES or feature.values.shape[1] != width:
             return []
-        value = metrics.hoyer(fit_l1(X, labels, fraction.sparse_fraction).weights)
+        value = metrics.hoyer(fit.sparse_probe.weights)
         reason = None if value is not None else "no_weights"
         return [{**base, "metric": HOYER, "scope": POOLED, "value": value, "reason": reason}]
 
@@ -236,50 +281,8 @@ class FoldScorer:
         }  # fmt: skip
         return rows + [{**base, "metric": name, "value": float(result[name])} for name in L2_METRICS]
 
-    def _concentration_rows(
-        self, rotated: Sequence[Features]
-    ) -> tuple[list[dict[str, Any]], dict[str, dict[str, list[int]]]]:
-        """Rank components on training experiments, measure how concentrated the effects are on held-out ones."""
-        rows, ranks = [], {}
-        train, test = np.flatnonzero(self.train), np.flatnonzero(~self.train)
-        batch_key, share = self.config["plates"]["batch_key"], self.config["score"]["concentration_share"]
-        reference = (self.obs[schema.CONTROL_ROLE] == schema.REFERENCE).to_numpy()
-        n_batches = len(np.unique(self.batches[train][reference[train]]))
-        batch_known = 2 <= n_batches < int(reference[train].sum())
-        for feature in rotated:
-            Z_train, obs_train = feature.values[train], self.obs.iloc[train]
-            biology = component_effects(Z_train, obs_train).biology
-            batch = reference_omega2(Z_train, obs_train, batch_key) if batch_known else None
-            # a ranking of zeros is the order of the components and says nothing
-            by_biology = metrics.ranking(biology) if biology.any() else None
-            by_batch = metrics.ranking(batch) if batch is not None and batch.any() else None
-            ranks[feature.key] = {
-                "biology": [] if by_biology is None else by_biology.tolist(),
-                "batch": [] if by_batch is None else by_batch.tolist(),
-            }
-            n = feature.values.shape[1]
-            count = metrics.top_count(n, share)
-            try:
-                effects = component_effects(feature.values[test], self.obs.iloc[test])
-            except ControlsError:  # too few held-out reference controls, or no case beside them
-                n_case, found = 0, {name: (None, "no_reference") for name in CONCENTRATION}
-            else:
-                n_case = int(effects.n_case.sum())
-                tops = (None if order is None else order[:count] for order in (by_biology, by_batch))
-                found = concentration(effects.biology, batch, *tops)
-            base = {
-                "contrast": CONCENTRATION_CONTRAST, "perturbation": ALL, "view": feature.view, "draw": feature.draw,
-                "test_data_used": feature.test_data_used, "probe": NO_PROBE, "scope": POOLED, "n_components": n,
-                "n_case": n_case, "fold": self.fold,
-                "n_reference": int(reference[test].sum()),
-                "n_experiments": len(np.unique(self.experiments[test])),
-            }  # fmt: skip
-            for name, (value, reason) in found.items():
-                rows.append({**base, "metric": name, "value": value, "reason": reason})
-        return rows, ranks
-
     def _decided(
-        self, fractions: Mapping[str, Fraction], probes: Mapping[str, Any], ranks: Mapping[str, Any]
+        self, fractions: Mapping[str, Fraction], fits: Mapping[str, Sequence[Fit]], ranks: Mapping[str, Any]
     ) -> dict[str, Any]:
         return {
             "fold": self.fold,
@@ -294,105 +297,6 @@ class FoldScorer:
                              "standard_error": list(f.standard_error)},
                 } for key, f in fractions.items()
             },
-            "probes": probes,
+            "probes": {key: {f.name: f.record() for f in found if f.path} for key, found in fits.items()},
             "ranking": ranks,
         }  # fmt: skip
-
-
-def concentration(
-    biology: np.ndarray, batch: np.ndarray | None, top_biology: np.ndarray | None, top_batch: np.ndarray | None
-) -> dict[str, tuple[float | None, str | None]]:
-    """Return the readings of concentration, by the names of `CONCENTRATION`.
-
-    Parameters
-    ----------
-    biology
-        (k,) mean squared effect of perturbations on each component, on held-out experiments.
-    batch
-        (k,) omega2 of the batch on training reference controls: a held-out fold can be one batch, which has none.
-        None where training has one batch too.
-    top_biology, top_batch
-        (q,) components ranked on training experiments, None where all are 0 there.
-
-    Returns
-    -------
-    dict
-        A pair each: the value and None, or None and the reason (a key of `contrasts.REASONS`).
-    """
-    no_rank = "no_training_effect" if top_biology is None else None
-    no_batch = no_rank or ("one_batch" if batch is None else None)
-    share = None if no_rank else metrics.concentration_share(biology, top_biology)
-    corrected = None if share is None else metrics.corrected_share(share, len(top_biology), len(biology))
-    purity = None if no_batch else metrics.purity(biology, batch, top_biology)
-    no_overlap = no_batch or ("no_batch_effect" if top_batch is None else None)
-    values = {
-        "concentration_share": (share, no_rank or "no_effect"),
-        "concentration_corrected": (corrected, no_rank or ("no_effect" if share is None else "no_spread")),
-        "purity": (purity, no_batch or "no_effect"),
-        "participation": (metrics.participation(biology), "no_effect"),
-        "overlap": (None if no_overlap else metrics.overlap(top_biology, top_batch), no_overlap),
-    }
-    return {name: (value, reason if value is None else None) for name, (value, reason) in values.items()}
-
-
-def inner_splits(
-    contrasts: Sequence[Contrast], obs: pd.DataFrame, batches: np.ndarray, folds: np.ndarray, fold: int, min_wells: int
-) -> InnerSplits:
-    """Return the leave-experiments-out splits inside a fold's training experiments that choose the lambda fraction.
-
-    Training folds are left out in turn (experiments, when there is one training fold), joined to at most
-    `MAX_INNER_GROUPS` groups. Perturbations: those in every training experiment; where there is none, those in the most
-    training experiments, at least two; where there is none either, nothing is split and the rule is `default`.
-
-    Parameters
-    ----------
-    contrasts
-        As from `build`.
-    obs, batches, folds
-        (n,) wells, their batch and their fold.
-    fold
-        The fold held out; its wells are in no split.
-    min_wells
-        Cases and references each inner training side must have; a validation side needs two of each.
-    """
-    train = folds != fold
-    experiments = obs[schema.EXPERIMENT].astype(str).to_numpy()
-    present: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
-    for contrast in contrasts:
-        case, reference = (mask & train for mask in contrast.masks(obs, batches))
-        if contrast.name != POSITIVE_CUTTING and case.any():
-            key = f"{contrast.name}/{contrast.perturbation}"
-            present[key] = (len(np.unique(experiments[case])), case, reference)
-    widest = max((count for count, _, _ in present.values()), default=0)
-    if widest < 2:
-        return InnerSplits("default", (), ())
-    rule = "everywhere" if widest == len(np.unique(experiments[train])) else "widespread"
-    chosen = [key for key, (count, _, _) in present.items() if count == widest]
-    groups = []
-    for left_out in _inner_groups(experiments, folds, train):
-        parts = []
-        for key in chosen:
-            _, case, reference = present[key]
-            inner = np.flatnonzero((case | reference) & ~left_out)
-            validation = np.flatnonzero((case | reference) & left_out)
-            enough = min(case[inner].sum(), reference[inner].sum()) >= min_wells
-            if enough and min(case[validation].sum(), reference[validation].sum()) >= 2:
-                parts.append((inner, case[inner], validation, case[validation]))
-        if parts:
-            groups.append(parts)
-    return InnerSplits(rule, tuple(chosen), tuple(groups)) if groups else InnerSplits("default", (), ())
-
-
-def _inner_groups(experiments: np.ndarray, folds: np.ndarray, train: np.ndarray) -> list[np.ndarray]:
-    """Return bool (n,) masks of the training wells left out together."""
-    units = folds.astype(str) if len(np.unique(folds[train])) > 1 else experiments
-    names = np.unique(units[train])
-    return [train & np.isin(units, names[i::MAX_INNER_GROUPS]) for i in range(min(MAX_INNER_GROUPS, len(names)))]
-
-
-def _finite_parts(inner: InnerSplits, values: np.ndarray) -> InnerSplits:
-    """Leave out the inner splits that read a well with a missing value."""
-    finite = np.isfinite(values).all(axis=1)
-    groups = [[p for p in group if finite[p[0]].all() and finite[p[2]].all()] for group in inner.groups]
-    groups = [group for group in groups if group]
-    return InnerSplits(inner.rule if groups else "default", inner.perturbations, tuple(groups))

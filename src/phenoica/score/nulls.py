@@ -13,8 +13,9 @@ import pandas as pd
 
 from phenoica import schema
 from phenoica.errors import ControlsError
+from phenoica.score.l1_path import Problem
 from phenoica.score.metrics import auroc
-from phenoica.score.probes import fit_l1
+from phenoica.score.probes import fit_l1_paths
 
 
 def null_draws(
@@ -56,15 +57,19 @@ def null_draws(
     for name, side in (("training", plates[train]), ("held-out", plates[~train])):
         if not len(side) or np.unique(side, return_counts=True)[1].max() < 2:
             raise ControlsError(f"the null needs a {name} plate with two reference controls; there is none")
-    values, rng, draws = np.asarray(features, dtype=np.float64)[reference], np.random.default_rng(seed), []
-    while len(draws) < n_draws:
+    values, rng, drawn = np.asarray(features, dtype=np.float64)[reference], np.random.default_rng(seed), []
+    while len(drawn) < n_draws:
         labels = _half_of_each_plate(plates, rng)
         if min(labels[side].sum() for side in (train, ~train)) == 0 or labels[train].all() or labels[~train].all():
             continue  # plates of one control can leave a side with one class: draw again
-        probe = fit_l1(values[train], labels[train], fraction)
-        kept = probe.weights.any()
-        draws.append(auroc(labels[~train], probe.decision(values[~train])) if kept else 0.5)
-    return np.array(draws)
+        drawn.append(labels)
+    wells = np.flatnonzero(train)
+    paths = fit_l1_paths([Problem(values, wells, labels[wells]) for labels in drawn], [fraction])
+    probes = [path.probes[0] for path in paths]
+    return np.array([
+        auroc(labels[~train], probe.decision(values[~train])) if probe.weights.any() else 0.5
+        for labels, probe in zip(drawn, probes, strict=True)
+    ])  # fmt: skip
 
 
 def _half_of_each_plate(plates: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -9,22 +9,18 @@ agree, and if they do not, a basis is wrong or a solver has not converged.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from phenoica.errors import ScoreError
+from phenoica.score.l1_path import TOLERANCE, Problem, solve_paths
 from phenoica.score.metrics import auroc
 
-MAX_VIOLATION = 1e-4  # of the optimality conditions, relative to lambda, above which a probe is called not converged
 L2_DECISION_LIMIT = 1e-6
 L2_AUROC_LIMIT = 1e-4
-MAX_INNER_GROUPS = 5
-
-# liblinear penalises the intercept too, through a feature of this constant value: by |b| / INTERCEPT_SCALING
-INTERCEPT_SCALING = 1e4
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Probe:
     lambda_max
         The smallest lambda without a non-zero weight; None for L2.
     converged
-        Whether the optimality conditions hold.
+        Whether the solver has reached its tolerance.
     """
 
     weights: np.ndarray
@@ -54,6 +50,31 @@ class Probe:
     def decision(self, X: np.ndarray) -> np.ndarray:
         """Return w'x + b of every row of `X` (n, d), as float64 (n,)."""
         return np.asarray(X, dtype=np.float64) @ self.weights + self.intercept
+
+
+@dataclass(frozen=True)
+class L1Path:
+    """L1 probes of one problem, from the largest lambda to the smallest.
+
+    Attributes
+    ----------
+    fractions
+        lambda / lambda_max of each probe, descending.
+    probes
+        As many.
+    """
+
+    fractions: tuple[float, ...]
+    probes: tuple[Probe, ...]
+
+    @property
+    def non_zero(self) -> tuple[int, ...]:
+        """Number of non-zero weights of each probe."""
+        return tuple(int((probe.weights != 0).sum()) for probe in self.probes)
+
+    def at(self, fraction: float) -> Probe:
+        """Return the probe at one of `fractions`."""
+        return self.probes[self.fractions.index(fraction)]
 
 
 def lambda_max(X: np.ndarray, labels: np.ndarray) -> float:
@@ -106,55 +127,46 @@ def fit_l1(X: np.ndarray, labels: np.ndarray, fraction: float) -> Probe:
         On features that are not finite, or labels of one class.
     """
     X, labels = _checked(X, labels)
-    largest = lambda_max(X, labels)
-    if largest <= 1e-12 * max(1.0, float(np.abs(X).max())):  # rounding, not a difference of means
-        return Probe(np.zeros(X.shape[1]), 0.0, fraction * largest, largest, True)
-    penalty = fraction * largest
-    # liblinear's own stopping rule can stall at the rounding floor long after the optimum has been reached, so the
-    # optimality conditions decide, not its warning, and longer tries are for those fits that need them.
-    for iterations in (20, 100, 5000):
-        weights, intercept = _liblinear(X, labels, penalty, iterations)
-        converged = violation(X, labels, weights, intercept, penalty) <= MAX_VIOLATION
-        if converged:
-            break
-    return Probe(weights, intercept, penalty, largest, converged)
+    return fit_l1_paths([Problem(X, np.arange(len(X)), labels)], [fraction])[0].probes[0]
 
 
-def _liblinear(X: np.ndarray, labels: np.ndarray, penalty: float, iterations: int) -> tuple[np.ndarray, float]:
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
+def fit_l1_paths(
+    problems: Sequence[Problem], fractions: Iterable[float], *, device: str = "cpu", title: str | None = None
+) -> list[L1Path]:
+    """Fit the L1 probes of many problems, each at several lambdas, in one call of the solver.
 
-    model = LogisticRegression(
-        l1_ratio=1.0,
-        solver="liblinear",
-        C=1.0 / (len(X) * penalty),  # its loss is a sum, ours a mean
-        class_weight="balanced",
-        intercept_scaling=INTERCEPT_SCALING,
-        tol=1e-6,
-        max_iter=iterations,
-        random_state=0,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # judged by `violation`
-        model.fit(X, labels)
-    return model.coef_[0].astype(np.float64), float(model.intercept_[0])
+    Parameters
+    ----------
+    problems
+        Feature matrix, wells and labels of each.
+    fractions
+        lambda / lambda_max, in (0, 1).
+    device
+        cpu or cuda.
+    title
+        What the progress line says; None for no line.
 
+    Returns
+    -------
+    list of L1Path
+        One a problem, in their order. A probe is converged when its duality gap is at most `l1_path.TOLERANCE` of the
+        objective.
 
-def violation(X: np.ndarray, labels: np.ndarray, weights: np.ndarray, intercept: float, penalty: float) -> float:
-    """Return the largest violation of the L1 probe's optimality conditions, in units of lambda (`penalty`)."""
-    from scipy.special import expit
-
-    X, labels = _checked(X, labels)
-    n, n_case = len(X), labels.sum()
-    balance = np.where(labels, n / (2 * n_case), n / (2 * (n - n_case)))
-    residual = balance * (expit(X @ weights + intercept) - labels) / n
-    gradient = X.T @ residual
-    of_weights = np.where(
-        weights != 0, np.abs(gradient + penalty * np.sign(weights)), np.maximum(np.abs(gradient) - penalty, 0)
-    )
-    # the intercept's own small penalty is part of the solved problem, not an error of the solver
-    of_intercept = max(0.0, abs(float(residual.sum())) - 1.01 * penalty / INTERCEPT_SCALING)
-    return float(max(of_weights.max(), of_intercept) / penalty)
+    Raises
+    ------
+    ScoreError
+        If a problem has a feature that is not finite, or labels of one class.
+    """
+    finite = {id(X): np.isfinite(X).all(axis=1) for X in {id(p.features): p.features for p in problems}.values()}
+    for X, wells, labels in problems:
+        if not finite[id(X)][wells].all() or X.shape[1] == 0 or labels.all() or not labels.any():
+            _checked(X[wells], labels)  # says what is wrong
+    descending = tuple(sorted({float(f) for f in fractions}, reverse=True))
+    paths = []
+    for largest, weights, intercepts, gaps in solve_paths(problems, descending, device=device, title=title):
+        found = zip(weights, intercepts.tolist(), descending, (gaps <= TOLERANCE).tolist(), strict=True)
+        paths.append(L1Path(descending, tuple(Probe(w, b, f * largest, largest, done) for w, b, f, done in found)))
+    return paths
 
 
 def fit_l2(X: np.ndarray, labels: np.ndarray, C: float) -> Probe:
@@ -225,89 +237,3 @@ def l2_control(
         "max_auroc_difference": None if labels is None else largest_auroc,
         "holds": bool(largest <= L2_DECISION_LIMIT and largest_auroc <= L2_AUROC_LIMIT),
     }
-
-
-@dataclass(frozen=True)
-class Fraction:
-    """The lambda fractions of one view in one fold.
-
-    Attributes
-    ----------
-    fraction
-        The one with the best inner AUROC: the probe's.
-    sparse_fraction
-        The largest within one standard error of it: where sparsity is measured.
-    rule
-        everywhere, widespread or default (see `InnerSplits`).
-    fractions, auroc, standard_error
-        The path: per fraction the mean inner AUROC over groups and its standard error over groups; empty for default.
-    """
-
-    fraction: float
-    sparse_fraction: float
-    rule: str
-    fractions: tuple[float, ...] = ()
-    auroc: tuple[float, ...] = ()
-    standard_error: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class InnerSplits:
-    """The inner cross-validation of one fold: which wells train and which validate, all inside training experiments.
-
-    Attributes
-    ----------
-    rule
-        everywhere: perturbations of all training experiments; widespread: there are none, so those of the most (at
-        least two) training experiments; default: training has no perturbation in two experiments.
-    perturbations
-        Names of those used.
-    groups
-        For each left-out group of experiments a list of (train positions, train labels, validation positions,
-        validation labels).
-    """
-
-    rule: str
-    perturbations: tuple[str, ...]
-    groups: tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], ...]
-
-
-def choose_fraction(features: np.ndarray, inner: InnerSplits, fractions: Sequence[float]) -> Fraction:
-    """Choose the lambda fraction of a view from training experiments alone.
-
-    Parameters
-    ----------
-    features
-        (n, d) float, one row a well; only the positions in `inner` are read.
-    inner
-        Leave-experiments-out splits inside training.
-    fractions
-        Candidates.
-
-    Returns
-    -------
-    Fraction
-        Perturbations weigh alike within a group of left-out experiments, groups weigh alike. Equal means choose the
-        larger fraction. Under the rule `default` there is nothing to choose on: the middle candidate is taken.
-    """
-    candidates = sorted({float(f) for f in fractions}, reverse=True)
-    if not inner.groups:
-        middle = candidates[len(candidates) // 2]
-        return Fraction(middle, middle, "default")
-    table = np.array([
-        [np.mean([_inner_auroc(features, part, f) for part in group]) for f in candidates] for group in inner.groups
-    ])  # fmt: skip
-    means = table.mean(axis=0)
-    errors = table.std(axis=0, ddof=1) / np.sqrt(len(table)) if len(table) > 1 else np.zeros(len(candidates))
-    best = int(np.argmax(means))
-    sparse = int(np.flatnonzero(means >= means[best] - errors[best])[0])
-    path = tuple(candidates), tuple(means.tolist()), tuple(errors.tolist())
-    return Fraction(candidates[best], candidates[sparse], inner.rule, *path)
-
-
-def _inner_auroc(features: np.ndarray, part: tuple[np.ndarray, ...], fraction: float) -> float:
-    train, train_labels, validation, validation_labels = part
-    probe = fit_l1(features[train], train_labels, fraction)
-    if not probe.weights.any():
-        return 0.5
-    return auroc(validation_labels, probe.decision(features[validation]))

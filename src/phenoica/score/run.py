@@ -21,7 +21,8 @@ from phenoica.disentangle.run import join_qc, load_fit
 from phenoica.errors import SchemaError, ScoreError
 from phenoica.files import write_csv, write_json, write_parquet, write_text
 from phenoica.score.baselines import PERMUTED, Features, absent_baselines, baseline_features
-from phenoica.score.fold import FOLD_COLUMNS, FoldScorer, table
+from phenoica.score.fold import FoldScorer
+from phenoica.score.rows import FOLD_COLUMNS, table
 from phenoica.score.summary import over_folds, printed
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from phenoica import schema
 from phenoica.score import intervals
 from phenoica.score.baselines import BASELINES, POSITION_LINEAR, RANDOM_ENCODER
 from phenoica.score.contrasts import POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
-from phenoica.score.fold import (
+from phenoica.score.intervals import Interval, delong_interval, t_interval, weighted_mean
+from phenoica.score.rows import (
     AUROC,
     CONCENTRATION_CONTRAST,
     HOYER,
@@ -29,7 +30,6 @@ from phenoica.score.fold import (
     WITHIN,
     table,
 )  # fmt: skip
-from phenoica.score.intervals import Interval, delong_interval, t_interval, weighted_mean
 
 MACRO = "macro"
 OVER_FOLDS = -1
@@ -51,7 +51,7 @@ def over_folds(
     Parameters
     ----------
     folds
-        Rows of each fold (`fold.FOLD_COLUMNS`).
+        Rows of each fold (`rows.FOLD_COLUMNS`).
     decided
         The record of each fold, in the same order.
     config
