@@ -62,6 +62,7 @@ def resolve(config: Mapping[str, Any], where: str = "config") -> dict[str, Any]:
         raise ConfigError("\n".join(f"{where}: {_message(error)}" for error in errors))
     _check_sources(config, where)
     _check_together(config, where)
+    _check_contrasts(config, where)
     return config
 
 
@@ -195,6 +196,16 @@ def _check_together(config: Mapping[str, Any], where: str) -> None:
         )
     if problems:
         raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
+
+
+def _check_contrasts(config: Mapping[str, Any], where: str) -> None:
+    """Refuse rules of contrasts that the score stage would refuse hours later."""
+    from phenoica.score.presets import parse  # their grammar is the score stage's; nothing else is asked of it
+
+    try:
+        parse(config["score"]["contrasts"])
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{where}: {line}" for line in str(error).splitlines())) from None
 
 
 def load(source: str | os.PathLike) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from phenoica.errors import ControlsError, ScoreError
 from phenoica.progress import track
 from phenoica.score import metrics
 from phenoica.score.baselines import BASELINES, PERMUTED, Features, permute_within
-from phenoica.score.contrasts import POSITIVE_CUTTING, Contrast, Split, build, split
+from phenoica.score.contrasts import Contrast, Split, build, splits_of_fold
 from phenoica.score.intervals import delong_variance
+from phenoica.score.presets import parse
 from phenoica.score.probes import MAX_INNER_GROUPS, Fraction, InnerSplits, choose_fraction, fit_l1, fit_l2, l2_control
 
 POOLED, WITHIN = schema.SCOPES[:2]
@@ -86,12 +87,8 @@ class FoldScorer:
         self.plates = obs[schema.PLATE_ID].astype(str).to_numpy()
         self.experiments = obs[schema.EXPERIMENT].astype(str).to_numpy()
         self.min_wells = config["score"]["min_wells"]
-        contrasts = build(obs)
-        self.splits: list[tuple[Contrast, Split]] = []
-        for contrast in contrasts:
-            found = split(contrast, obs, self.batches, folds, fold, self.min_wells)
-            if found is not None:
-                self.splits.append((contrast, found))
+        contrasts = build(obs, parse(config["score"]["contrasts"]))
+        self.splits, self.within_splits = splits_of_fold(contrasts, obs, self.batches, folds, fold, config)
         self.inner = inner_splits(contrasts, obs, self.batches, folds, fold, self.min_wells)
 
     def score(self, features: Sequence[Features]) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -360,7 +357,7 @@ def inner_splits(
     present: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
     for contrast in contrasts:
         case, reference = (mask & train for mask in contrast.masks(obs, batches))
-        if contrast.name != POSITIVE_CUTTING and case.any():
+        if contrast.rule.is_plain and contrast.skipped is None and case.any():
             key = f"{contrast.name}/{contrast.perturbation}"
             present[key] = (len(np.unique(experiments[case])), case, reference)
     widest = max((count for count, _, _ in present.values()), default=0)
