@@ -7,7 +7,8 @@ from scipy import stats
 from phenoica.report import score_page
 from phenoica.score.contrasts import POSITIVE, QUERY, REASONS
 from phenoica.score.fold import FOLD_COLUMNS, table
-from phenoica.score.summary import _sentence, over_folds, printed
+from phenoica.score.printed import _sentence, printed
+from phenoica.score.summary import over_folds
 
 
 def row(fold, perturbation, view, value, *, pairs=100, reason=None, contrast=QUERY, **more):

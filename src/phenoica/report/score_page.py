@@ -21,7 +21,8 @@ from phenoica.score.baselines import BASELINES, PERMUTED
 from phenoica.score.contrasts import CONTRASTS, CUTTING, OF_FOLDS, POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
 from phenoica.score.fold import AUROC, CONCENTRATION, CONCENTRATION_CONTRAST, HOYER, L1, L2_CONTRAST, L2_METRICS
 from phenoica.score.intervals import WITHIN_EXPERIMENTS
-from phenoica.score.summary import COMPARED, MACRO, OVER_FOLDS, ROTATION, TRAINING, position_lines, training_rows
+from phenoica.score.printed import position_lines
+from phenoica.score.summary import COMPARED, MACRO, OVER_FOLDS, ROTATION, TRAINING, training_rows
 
 POOLED, WITHIN = schema.SCOPES[:2]
 NULLS = (ROTATION, PERMUTED)

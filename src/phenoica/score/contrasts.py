@@ -45,6 +45,7 @@ REASONS = {
     "no_reference_wells": "no well of the data is a reference of this contrast",
     "one_value": "its training or test experiments hold one half of the values of diffby only",
     "one_plate": "no test experiment has two plates with both sides, so none can be trained on inside it",
+    "extreme_values": "a held-out well lies so far from all training wells that no probe can be trained on it",
     "within_experiments_only": "trained and tested on different plates of the same experiments: no claim beyond them",
     "other_wells": "the two AUROC are not of the same wells",
     "no_case_plate": "no plate holds both cases and references, so ranks cannot be compared within plates",

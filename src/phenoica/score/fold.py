@@ -16,12 +16,14 @@ from phenoica import schema
 from phenoica.disentangle.components import component_effects, reference_omega2
 from phenoica.errors import ControlsError, ScoreError
 from phenoica.progress import track
-from phenoica.score import metrics
+from phenoica.score import inference, metrics
 from phenoica.score.baselines import BASELINES, PERMUTED, Features, permute_within
 from phenoica.score.contrasts import Contrast, Split, build, splits_of_fold
+from phenoica.score.in_distribution import in_distribution_rows
 from phenoica.score.intervals import delong_variance
 from phenoica.score.presets import parse
 from phenoica.score.probes import MAX_INNER_GROUPS, Fraction, InnerSplits, choose_fraction, fit_l1, fit_l2, l2_control
+from phenoica.score.shift import shift_rows
 
 POOLED, WITHIN = schema.SCOPES[:2]
 L1, L2, NO_PROBE = "l1", "l2", "none"
@@ -118,6 +120,7 @@ class FoldScorer:
                 if record is not None:
                     probes[feature.key][f"{contrast.name}/{contrast.perturbation}"] = record
         rows += self._l2_rows([f for f in probed if f.view in ROTATED])
+        rows += in_distribution_rows(self, probed, fractions) + shift_rows(self, probed, fractions)
         concentration, ranks = self._concentration_rows([f for f in features if f.view in ROTATED])
         return table(rows + concentration, FOLD_COLUMNS), self._decided(fractions, probes, ranks)
 
@@ -170,7 +173,10 @@ class FoldScorer:
             return rows + [{**row, "reason": "missing_values"} for row in nothing], record
         if not probe.weights.any():
             base["reason"] = "no_weights"
-        return rows + self._auroc_rows(base, part, test_labels, probe.decision(feature.values[part.test])), record
+        scores = probe.decision(feature.values[part.test])
+        if feature.draw is None:
+            rows += inference.fold_rows(base, inference.rank_sum(test_labels, scores, self.plates[part.test]), POOLED)
+        return rows + self._auroc_rows(base, part, test_labels, scores), record
 
     def _permuted(self, contrast: Contrast, part: Split) -> tuple[np.ndarray, np.ndarray]:
         """Permute labels within plate; the seed follows from the contrast, not from the order of the work."""

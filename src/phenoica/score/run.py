@@ -21,7 +21,8 @@ from phenoica.errors import SchemaError, ScoreError
 from phenoica.files import write_csv, write_json, write_parquet, write_text
 from phenoica.score.baselines import PERMUTED, Features, absent_baselines, baseline_features
 from phenoica.score.fold import FOLD_COLUMNS, FoldScorer, table
-from phenoica.score.summary import over_folds, printed
+from phenoica.score.printed import printed
+from phenoica.score.summary import over_folds
 
 if TYPE_CHECKING:
     import anndata
