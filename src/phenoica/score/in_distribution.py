@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from phenoica import schema
 from phenoica.score import inference, metrics
 from phenoica.score.baselines import PERMUTED, Features
 from phenoica.score.contrasts import Contrast, Split
-from phenoica.score.intervals import delong_variance
+from phenoica.score.intervals import delong_variance, joint_variance
 from phenoica.score.probes import Fraction, Probe, fit_l1
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ def in_distribution_rows(
     contrasts = list(scorer.within_splits)
     if scorer.config["score"]["in_distribution"]:
         contrasts += scorer.splits
-    halved = [(contrast, part, *_halves(scorer, contrast, part)) for contrast, part in contrasts]
+    seed, halved = scorer.config["seed"], []
+    for contrast, part in contrasts:
+        min_wells = contrast.rule.min_wells or scorer.min_wells
+        halved.append((contrast, part, *halves_of(contrast, part, scorer.obs, scorer.fold, min_wells, seed)))
     rows = []
     for feature in features:
         if feature.draw is None and feature.view != PERMUTED:
@@ -60,13 +64,33 @@ def in_distribution_rows(
     return rows
 
 
-def _halves(scorer: FoldScorer, contrast: Contrast, part: Split) -> tuple[np.ndarray, str | None]:
-    """Halve the plates of each test experiment; return the half of each test well (-1: none) and why there is none."""
-    experiments = scorer.experiments[part.test]
+def halves_of(
+    contrast: Contrast, part: Split, obs: pd.DataFrame, fold: int, min_wells: int, seed: int
+) -> tuple[np.ndarray, str | None]:
+    """Halve the plates of each test experiment of a contrast at random.
+
+    Parameters
+    ----------
+    contrast, part
+        The comparison and its wells in this fold.
+    obs
+        (n,) wells.
+    fold, seed
+        Of the draw.
+    min_wells
+        Wells of each side that each half must have.
+
+    Returns
+    -------
+    halves : ndarray
+        int (test wells,): 0 or 1; -1 in experiments with one plate only.
+    reason : str or None
+        Why the halves cannot train each other.
+    """
+    experiments = obs[schema.EXPERIMENT].astype(str).to_numpy()[part.test]
     column = contrast.rule.batch_key if contrast.rule.within_experiments_only else schema.PLATE_ID
-    units = scorer.obs[column].astype(str).to_numpy()[part.test]
-    seed = f"{contrast.name}/{contrast.perturbation}".encode()
-    rng = np.random.default_rng([scorer.config["seed"], scorer.fold, *seed])
+    units = obs[column].astype(str).to_numpy()[part.test]
+    rng = np.random.default_rng([seed, fold, *f"{contrast.name}/{contrast.perturbation}".encode()])
     halves = np.full(len(part.test), _UNSET)
     for experiment in np.unique(experiments):
         inside = experiments == experiment
@@ -78,7 +102,6 @@ def _halves(scorer: FoldScorer, contrast: Contrast, part: Split) -> tuple[np.nda
         return halves, "no_reference"
     if (halves == _UNSET).all():
         return halves, "one_plate"
-    min_wells = contrast.rule.min_wells or scorer.min_wells
     sides = [(halves == h) & (part.test_labels == side) for h in (0, 1) for side in (True, False)]
     return halves, None if min(s.sum() for s in sides) >= min_wells else "few_train_wells"
 
@@ -142,7 +165,7 @@ def _scored(
         reason = ";".join(filter(None, [reason, "within_experiments_only"]))
     row = {
         **base, "value": float(share @ values), "pairs": sum(pairs), "reason": reason,
-        "variance": None if None in variances else float(share**2 @ np.array(variances)),
+        "variance": None if None in variances else joint_variance(variances, share, 1.0),  # they train on each other
     }  # fmt: skip
     if not contrast.rule.within_experiments_only:
         return [row]
@@ -156,11 +179,10 @@ def _joined(sums: Sequence[inference.RankSum]) -> inference.RankSum:
         return inference.RankSum(None, 0, 0.0, 0.0, 0.0)
     pairs = sum(found.pairs for found in known)
     share = [found.pairs / pairs for found in known]
-
-    def added(variances: Sequence[float]) -> float:
-        return float(np.dot(share, np.sqrt(variances)) ** 2)
-
     return inference.RankSum(
-        float(np.dot(share, [found.auroc for found in known])), pairs, added([f.variance for f in known]),
-        added([f.untied_variance for f in known]), sum(f.log10_arrangements for f in known),
-    )  # fmt: skip
+        float(np.dot(share, [found.auroc for found in known])),
+        pairs,
+        joint_variance([found.variance for found in known], share, 1.0),
+        joint_variance([found.untied_variance for found in known], share, 1.0),
+        sum(found.log10_arrangements for found in known),
+    )

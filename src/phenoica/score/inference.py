@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from phenoica.errors import ScoreError
+from phenoica.score.intervals import fold_correlation, joint_variance
 
 RANK_SUM, ARRANGEMENTS = "rank_sum", "log10_arrangements"  # rows of single folds
 P_VALUE, P_FLOOR, Q_VALUE = "p_value", "p_floor", "q_value"  # rows over folds
@@ -108,9 +109,8 @@ def combined_p(
     aurocs, pairs, variances
         (K,) of each fold, as in `RankSum`.
     correlation
-        Between the rank sums of two folds when there is nothing to find. Folds that train on each other's wells are not
-        independent: with two folds both ask whether the same two differences point alike. With K folds the correlation
-        of linear scores is 1 / (K - 1), which is Nadeau and Bengio's correction too (see `fold_correlation`).
+        Between the rank sums of two folds when there is nothing to find: `intervals.fold_correlation` for folds that
+        train on each other's wells, 0 for independent ones.
 
     Returns
     -------
@@ -121,16 +121,10 @@ def combined_p(
     from scipy.stats import norm
 
     aurocs, pairs = np.asarray(aurocs, dtype=np.float64), np.asarray(pairs, dtype=np.float64)
-    deviations = pairs * np.sqrt(np.asarray(variances, dtype=np.float64))
-    variance = (1 - correlation) * (deviations**2).sum() + correlation * deviations.sum() ** 2
+    variance = joint_variance(variances, pairs, correlation)
     if variance <= 0:
         return 1.0
     return float(norm.sf((pairs @ (aurocs - 0.5) - 0.5) / np.sqrt(variance)))
-
-
-def fold_correlation(k: int) -> float:
-    """Return the correlation of the rank sums of `k` folds that train on each other: 1 / (k - 1), 1 for two."""
-    return 1.0 / (k - 1) if k > 1 else 0.0
 
 
 def p_floor(
@@ -142,7 +136,7 @@ def p_floor(
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """Return Holm's (1979) adjusted p values (m,): rejecting those at most alpha keeps the family-wise error at alpha."""
+    """Return Holm's (1979) adjusted p values (m,): those at most alpha have that family-wise error."""
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
     stepped = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
@@ -152,7 +146,7 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 
 def benjamini_hochberg(p_values: Sequence[float]) -> np.ndarray:
-    """Return Benjamini and Hochberg's (1995) adjusted p values (m,): those at most alpha have that false discovery rate."""
+    """Return Benjamini and Hochberg's (1995) adjusted p values (m,), for a false discovery rate."""
     from scipy.stats import false_discovery_control
 
     p = np.asarray(p_values, dtype=np.float64)
@@ -208,10 +202,10 @@ def test_rows(by_fold: pd.DataFrame, config: Mapping[str, Any]) -> list[dict[str
     Returns
     -------
     list of dict
-        `P_VALUE` and `P_FLOOR` of every perturbation, contrast and view, and `Q_VALUE`, whose ci_kind says how and among
-        how many it was adjusted: the perturbations of one contrast in one view and scope are a family. Where the floor
-        is above `score.alpha`, q is null with the reason floor_above_threshold, and the comparison is not counted in the
-        family: it could not have been rejected whatever its wells look like (Tarone 1990).
+        `P_VALUE` and `P_FLOOR` of every perturbation, contrast and view, and `Q_VALUE`, whose ci_kind says how and
+        among how many it was adjusted: the perturbations of one contrast in one view and scope are a family. Where the
+        floor is above `score.alpha`, q is null with the reason floor_above_threshold, and the comparison is not counted
+        in the family: it could not have been rejected whatever its wells look like (Tarone 1990).
     """
     alpha = config["score"]["alpha"]
     families: dict[tuple, list[tuple[dict[str, Any], float, float]]] = {}

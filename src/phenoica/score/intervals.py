@@ -188,9 +188,34 @@ def _stratified(placements: np.ndarray, strata: np.ndarray) -> float | None:
     return sum(m * (pooled if s2 is None else s2) for m, s2 in terms) / len(placements) ** 2
 
 
+def fold_correlation(k: int) -> float:
+    """Return the correlation between scores of `k` folds that train on each other: 1 / (k - 1), 1 for two; 0 for one.
+
+    Two folds both ask whether the differences of the same two sets of experiments point alike, so their scores say the
+    same thing twice. For linear scores, T_k = d_k (sum of the other d_j): two of K share one of K - 1 terms. With equal
+    variances v the mean of K then has variance v (1/K + 1/K), near Nadeau and Bengio's v (1/K + 1/(K - 1)).
+    """
+    return 1.0 / (k - 1) if k > 1 else 0.0
+
+
+def joint_variance(variances: Sequence[float], weights: Sequence[float], correlation: float) -> float:
+    """Return the variance of the weighted sum of scores whose pairwise correlation is `correlation`.
+
+    Parameters
+    ----------
+    variances, weights
+        (K,) of each score.
+    correlation
+        0: independent, their variances add; 1: their standard deviations add.
+    """
+    deviations = np.asarray(weights, dtype=np.float64) * np.sqrt(np.asarray(variances, dtype=np.float64))
+    return float((1 - correlation) * (deviations**2).sum() + correlation * deviations.sum() ** 2)
+
+
 def delong_interval(
-    values: Sequence[float], variances: Sequence[float | None], weights: Sequence[float], confidence: float
-) -> Interval:
+    values: Sequence[float], variances: Sequence[float | None], weights: Sequence[float], confidence: float,
+    *, correlation: float | None = None,
+) -> Interval:  # fmt: skip
     """Return the normal interval of fold AUROCs that speaks of the tested experiments only.
 
     Parameters
@@ -203,6 +228,9 @@ def delong_interval(
         (K,) n_case x n_reference of each fold: value and variance are weighted by it.
     confidence
         Level, e.g. 0.95.
+    correlation
+        Between two folds; None for folds that train on each other (`fold_correlation`). Taking such folds as
+        independent makes the interval of two experiments too short: it covers 0.5 in 71 to 78 % of empty screens.
 
     Returns
     -------
@@ -213,7 +241,8 @@ def delong_interval(
     if any(v is None for v in variances):
         return Interval(value, reason="no_variance")
     share = np.asarray(weights, dtype=np.float64) / np.sum(weights)
-    variance = float(share**2 @ np.asarray(variances, dtype=np.float64))
+    correlation = fold_correlation(len(values)) if correlation is None else correlation
+    variance = joint_variance(variances, share, correlation)
     if variance <= 0:
         return Interval(value, reason="zero_variance")
     error = float(np.sqrt(variance))

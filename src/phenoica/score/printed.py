@@ -165,7 +165,7 @@ def position_lines(total: pd.DataFrame) -> list[str]:
         Rows over folds; see `position_overlap`.
     """
     rows = position_overlap(total)
-    rows = rows[rows["contrast"] == QUERY]
+    rows = rows[(rows["contrast"] == QUERY) & (rows["scope"] == POOLED)]
     overlap = rows["overlap"].to_numpy(np.float64)
     names = rows["perturbation"][overlap < CONFOUNDED].tolist()
     if not names:

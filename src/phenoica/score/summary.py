@@ -1,7 +1,8 @@
 """From the rows of single folds to the table of scores.
 
-Fold tables and fold records come in, rows over folds go out (`printed` makes text of them). Scores of different fold models are never ranked together: values of folds are
-averaged, by the number of case-reference pairs, with the interval that the number of experiments allows.
+Fold tables and fold records come in, rows over folds go out (`printed` makes text of them). Scores of different fold
+models are never ranked together: values of folds are averaged, by the number of case-reference pairs, with the interval
+that the number of experiments allows.
 """
 
 from __future__ import annotations
@@ -252,7 +253,9 @@ def _interval(key: Mapping[str, Any], known: pd.DataFrame, confidence: float, ce
         return t_interval(values, weights, confidence, bounds=bounds, centre=centre)
     if key["metric"] == AUROC and not macro and key["view_minus"] is None:
         variances = [None if pd.isna(v) else float(v) for v in known[VARIANCE]]
-        return delong_interval(values, variances, weights, confidence)
+        # plates inside an experiment train on each other, which their fold has counted; experiments then do not
+        correlation = 0.0 if key["scope"] == IN_DISTRIBUTION else None
+        return delong_interval(values, variances, weights, confidence, correlation=correlation)
     # wells of two perturbations, or of two views, share references: no simple interval within experiments is right
     return Interval(weighted_mean(values, weights) if centre is None else centre, reason="under_4_experiments")
 
