@@ -335,6 +335,10 @@ class RunPaths:
         """Return the score table as parquet, csv or (short and printable) txt."""
         return self.root / "score" / f"scores.{kind}"
 
+    def score_file(self, name: str) -> Path:
+        """Return another file of the score stage: hits.csv, contrasts.csv."""
+        return self.root / "score" / name
+
     def plate_pages(self, experiment: str) -> Path:
         """Return the folder of the plate pages of an experiment."""
         return self.root / "report" / "plates" / experiment

@@ -53,7 +53,7 @@ def hits(scores: pd.DataFrame, config: Mapping[str, Any]) -> pd.DataFrame:
             AUROC - 0.5 of the L1 probe and its interval; ci_kind as in the scores. Held out (scope pooled), or for
             contrasts within experiments only in distribution.
         p, q, p_floor, adjustment
-            See `inference.test_rows`. q is empty where the comparison cannot be tested.
+            See `inference.rows_of_tests`. q is empty where the comparison cannot be tested.
         detectable_difference
             The smallest effect that this interval could have shown (80 % power).
         within_experiment, batch_flag

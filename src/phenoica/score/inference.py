@@ -189,7 +189,7 @@ def fold_rows(base: Mapping[str, Any], found: RankSum, scope: str) -> list[dict[
     ]  # fmt: skip
 
 
-def test_rows(by_fold: pd.DataFrame, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def rows_of_tests(by_fold: pd.DataFrame, config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows over folds that hold p values, their floors and their adjusted values.
 
     Parameters

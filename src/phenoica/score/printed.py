@@ -46,7 +46,7 @@ def printed(scores: pd.DataFrame, decided: Sequence[Mapping[str, Any]], config: 
     total = scores[scores["fold"] == OVER_FOLDS]
     lines = [*_heading(total, decided, config), "", *_score_lines(total), "", *_control_lines(total)]
     lines += [*_concentration_lines(total, config), *_training_lines(total), *position_lines(total)]
-    lines += [*_gap_lines(total), "", *test_lines(total, config), "", *_verdict(total), "", *_footnotes(total, decided)]
+    lines += [*_gap_lines(total), "", *lines_of_tests(total, config), "", *_verdict(total), "", *_footnotes(total, decided)]
     return "\n".join(lines) + "\n"
 
 
@@ -177,7 +177,7 @@ def position_lines(total: pd.DataFrame) -> list[str]:
     ]
 
 
-def test_lines(total: pd.DataFrame, config: Mapping[str, Any]) -> list[str]:
+def lines_of_tests(total: pd.DataFrame, config: Mapping[str, Any]) -> list[str]:
     """Return what the tests found, a line a contrast: how many, among how many, and the smallest p there could be.
 
     Parameters

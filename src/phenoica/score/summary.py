@@ -72,7 +72,7 @@ def over_folds(
         macro averages (of the differences of single perturbations, where both views have a value) and positive
         controls; fold -1 is over folds, with the interval (t over folds from four test experiments on, else "within
         these experiments"); beside a value its reason tells why there is no interval or why folds are left out.
-        Metrics that only exist over folds: p_value, p_floor and q_value (`inference.test_rows`), detectable_difference
+        Metrics that only exist over folds: p_value, p_floor and q_value (`inference.rows_of_tests`), detectable_difference
         (what the interval of the pooled AUROC could have shown, see `intervals.detectable_difference`) and
         position_overlap, whose view is the better position model. auroc_gap is AUROC in distribution minus pooled.
     """
@@ -85,7 +85,7 @@ def over_folds(
     by_fold = pd.concat([rows[kept], macros], ignore_index=True)
     tested = by_fold["metric"].isin([inference.RANK_SUM, inference.ARRANGEMENTS])
     joined = _join(by_fold[~tested], _macro_centres(rows), config["score"]["confidence"])
-    joined = table([*joined, *inference.test_rows(by_fold, config)], rows.columns)
+    joined = table([*joined, *inference.rows_of_tests(by_fold, config)], rows.columns)
     scores = pd.concat([by_fold, joined, table(_position_rows(joined), rows.columns)], ignore_index=True)
     return table(scores[list(schema.SCORE_COLUMNS)].to_dict("records"), schema.SCORE_COLUMNS)
 
