@@ -106,7 +106,9 @@ def one(rows, metric, perturbation):
 
 
 def test_families_are_contrasts_and_say_how_they_were_adjusted(settings):
-    rows = inference.rows_of_tests(fold_table({(k, p): v for k in (0, 1) for p, v in (("A", 0.9), ("B", 0.5))}), settings())
+    rows = inference.rows_of_tests(
+        fold_table({(k, p): v for k in (0, 1) for p, v in (("A", 0.9), ("B", 0.5))}), settings()
+    )
     z = 400 * 2 * 0.4 - 0.5
     sd = 2 * 400 * np.sqrt(41 / (12 * 400))  # two folds train on each other: deviations add
     assert one(rows, "p_value", "A")["value"] == pytest.approx(stats.norm.sf(z / sd))

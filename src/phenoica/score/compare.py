@@ -60,9 +60,7 @@ def read_run(folder: str | os.PathLike) -> Run:
     names = "config.json", "score/scores.parquet", "plates/folds.csv"
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise ScoreError(
-            f"{folder}: {missing[0]} is missing; give the folder of a finished, scored run (results/<run>)"
-        )
+        raise ScoreError(f"{folder}: {missing[0]} is missing; give the folder of a scored run (results/<run>)")
     folds = pd.read_csv(folder / names[2], dtype={schema.EXPERIMENT: str}, keep_default_na=False)
     return Run(
         json.loads((folder / names[0]).read_text(encoding="utf-8")), pd.read_parquet(folder / names[1]),

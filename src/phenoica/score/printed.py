@@ -46,7 +46,8 @@ def printed(scores: pd.DataFrame, decided: Sequence[Mapping[str, Any]], config: 
     total = scores[scores["fold"] == OVER_FOLDS]
     lines = [*_heading(total, decided, config), "", *_score_lines(total), "", *_control_lines(total)]
     lines += [*_concentration_lines(total, config), *_training_lines(total), *position_lines(total)]
-    lines += [*_gap_lines(total), "", *lines_of_tests(total, config), "", *_verdict(total), "", *_footnotes(total, decided)]
+    lines += [*_gap_lines(total), "", *lines_of_tests(total, config)]
+    lines += ["", *_verdict(total), "", *_footnotes(total, decided)]
     return "\n".join(lines) + "\n"
 
 

@@ -72,9 +72,9 @@ def over_folds(
         macro averages (of the differences of single perturbations, where both views have a value) and positive
         controls; fold -1 is over folds, with the interval (t over folds from four test experiments on, else "within
         these experiments"); beside a value its reason tells why there is no interval or why folds are left out.
-        Metrics that only exist over folds: p_value, p_floor and q_value (`inference.rows_of_tests`), detectable_difference
-        (what the interval of the pooled AUROC could have shown, see `intervals.detectable_difference`) and
-        position_overlap, whose view is the better position model. auroc_gap is AUROC in distribution minus pooled.
+        Metrics that only exist over folds: p_value, p_floor and q_value (`inference.rows_of_tests`),
+        detectable_difference (what the interval of the pooled AUROC could have shown) and position_overlap, whose view
+        is the better position model. auroc_gap is AUROC in distribution minus pooled.
     """
     rows = pd.concat([_with_rotation_mean(frame) for frame in folds], ignore_index=True)
     rows = pd.concat([rows, table(_gaps(rows), rows.columns)], ignore_index=True)
