@@ -24,7 +24,7 @@ from phenoica.score.intervals import WITHIN_EXPERIMENTS
 from phenoica.score.printed import position_lines
 from phenoica.score.summary import COMPARED, MACRO, OVER_FOLDS, ROTATION, TRAINING, training_rows
 
-POOLED, WITHIN = schema.SCOPES[:2]
+POOLED = schema.SCOPES[0]
 NULLS = (ROTATION, PERMUTED)
 TITLES = {
     QUERY: "Query perturbations against reference controls",
@@ -84,7 +84,7 @@ def write(
         verdict=verdict(summary),
         l2=l2_control(total),
         figure=figures.svg(figures.scores_figure(panels(scores))),
-        tables=[score_table(total, POOLED), score_table(total, WITHIN)],
+        tables=[t for t in (score_table(total, scope) for scope in schema.SCOPES) if t["rows"]],
         differences=differences(total),
         training=training(total),
         shape=shape_table(total),
@@ -203,12 +203,13 @@ def score_table(total: pd.DataFrame, scope: str) -> dict[str, Any]:
     """Return the table of macro AUROC: a row a view or baseline, a column a contrast."""
     rows = _held_out(total, scope)
     macro = rows[rows["perturbation"] == MACRO]
-    contrasts = [c for c in CONTRASTS if (macro["contrast"] == c).any()]
+    present = list(dict.fromkeys(macro["contrast"]))
+    contrasts = [c for c in CONTRASTS if c in present] + [c for c in present if c not in CONTRASTS]
     cells = {(r["view"], r["contrast"]): r for r in macro.to_dict("records")}
     reads = dict(zip(macro["view"], macro["test_data_used"], strict=True))
     return {
         "scope": scope,
-        "heads": [TITLES[c] for c in contrasts],
+        "heads": [TITLES.get(c, c.replace("_", " ")) for c in contrasts],
         "rows": [
             {
                 "view": view,
