@@ -94,6 +94,8 @@ def test_bbbc021_weeks_and_mechanism_classes(shared, tmp_path):
     ]
     linear = total[(total["probe"] == "l2") & (total["perturbation"] == "macro") & total["draw"].isna()]
     assert linear.set_index("view")["value"].drop("rotation", errors="ignore").gt(0.95).all()
+    same = linear.set_index("view")["value"].loc[["pca", "rotation", "ica"]]
+    assert same.between(0.981, 0.996).all() and same.max() - same.min() < 1e-4  # .986 to .991 within noise, saturated
     lonely = total[total["perturbation"].isin(["Cholesterol-lowering", "Kinase inhibitors"])]
     assert lonely["value"].isna().all() and set(lonely["reason"]) == {"one_experiment"}
 
@@ -110,4 +112,10 @@ def test_cpjump1_is_reported_as_confounded_with_position(shared, tmp_path):
     warning = re.search(r"CONFOUNDED WITH POSITION: (\d+) of (\d+) query perturbations", printed)
     assert warning and int(warning[1]) > 0.9 * int(warning[2])
     assert "CONFOUNDED WITH POSITION" in (root / "report/score.html").read_text()
+    hits = pd.read_csv(root / "score/hits.csv")
+    confounded = hits["position_overlap"] < 0.5
+    assert confounded.mean() > 0.9 and not hits.loc[confounded, "claim"].any()
+    assert (hits.loc[confounded, "position_flag"] == "position_confounded").all()
+    listed = pd.read_csv(root / "score/contrasts.csv")
+    assert (listed["position_overlap"].dropna() < 0.5).mean() > 0.9
     assert "sit on one address on every plate" in " ".join((root / "index.html").read_text().split())

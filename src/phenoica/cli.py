@@ -492,8 +492,9 @@ def summarise(
     out_parquet: _path("The score table (parquet).") = None,
     out_csv: _path("The score table (csv).") = None,
     out_txt: _path("The short printed table (txt).") = None,
+    out_hits: _path("The list of hits (csv).") = None,
 ) -> None:
-    """Join the folds into the score table, with intervals and macro averages."""
+    """Join the folds into the score table, with intervals, tests and macro averages, and list the hits."""
     import pandas as pd
 
     from phenoica.score.run import summarise as join
@@ -506,7 +507,51 @@ def summarise(
     join(
         folds, [f.with_suffix(".json") for f in folds], out_parquet or paths.scores("parquet"),
         out_csv or paths.scores("csv"), out_txt or paths.scores("txt"), cfg,
+        out_hits=out_hits or paths.score_file("hits.csv"),
     )  # fmt: skip
+
+
+@app.command()
+def contrasts(
+    config: Config,
+    wells: _path("wells.parquet.") = None,
+    folds: _path("folds.csv.") = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the list (csv).")] = None,
+    position: Annotated[bool, typer.Option(help="Fit position models; without them no position_overlap.")] = True,
+) -> None:
+    """List what will be tested, with wells a side and experiment, and what is skipped and why; needs `plates` only."""
+    import pandas as pd
+
+    from phenoica import files, schema
+    from phenoica.score.contrast_list import contrast_list, listed
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    table = contrast_list(
+        pd.read_parquet(wells or paths.plates("wells.parquet"), columns=list(schema.WELL_COLUMNS)),
+        pd.read_csv(folds or paths.plates("folds.csv"), dtype={schema.EXPERIMENT: str}, keep_default_na=False),
+        cfg, position=position,
+    )  # fmt: skip
+    if out is not None:
+        files.write_csv(out, table)
+    print(listed(table), end="")
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="Folder of a finished run, results/<run>.")],
+    second: Annotated[Path, typer.Argument(help="Folder of another one.")],
+    out: Annotated[Path | None, typer.Option(help="Also write every difference (csv).")] = None,
+) -> None:
+    """Compare two runs: held-out AUROC, paired over perturbations and folds, and what differs in their settings."""
+    from phenoica import files
+    from phenoica.score import compare as runs
+
+    pair = [runs.read_run(folder) for folder in (first, second)]
+    table = runs.compare(*pair, confidence=pair[0].config["score"]["confidence"])
+    if out is not None:
+        files.write_csv(out, table)
+    print(runs.compared(table, *pair), end="")
 
 
 @app.command()

@@ -62,6 +62,7 @@ def resolve(config: Mapping[str, Any], where: str = "config") -> dict[str, Any]:
         raise ConfigError("\n".join(f"{where}: {_message(error)}" for error in errors))
     _check_sources(config, where)
     _check_together(config, where)
+    _check_contrasts(config, where)
     return config
 
 
@@ -197,6 +198,16 @@ def _check_together(config: Mapping[str, Any], where: str) -> None:
         raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
 
 
+def _check_contrasts(config: Mapping[str, Any], where: str) -> None:
+    """Refuse rules of contrasts that the score stage would refuse hours later."""
+    from phenoica.score.presets import parse  # their grammar is the score stage's; nothing else is asked of it
+
+    try:
+        parse(config["score"]["contrasts"])
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{where}: {line}" for line in str(error).splitlines())) from None
+
+
 def load(source: str | os.PathLike) -> dict[str, Any]:
     """Read a YAML or JSON file, or JSON text (it starts with a brace), and resolve it."""
     if isinstance(source, str) and source.lstrip().startswith("{"):
@@ -323,6 +334,10 @@ class RunPaths:
     def scores(self, kind: str) -> Path:
         """Return the score table as parquet, csv or (short and printable) txt."""
         return self.root / "score" / f"scores.{kind}"
+
+    def score_file(self, name: str) -> Path:
+        """Return another file of the score stage: hits.csv, contrasts.csv."""
+        return self.root / "score" / name
 
     def plate_pages(self, experiment: str) -> Path:
         """Return the folder of the plate pages of an experiment."""

@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from phenoica import schema
-from phenoica.score import contrasts, penalty
+from phenoica.score import contrasts, penalty, presets
 from phenoica.score.contrasts import CUTTING, POSITIVE, POSITIVE_CUTTING, QUERY
 
 
@@ -128,3 +128,102 @@ def test_without_everywhere_perturbations_the_widest_ones_choose(obs):
     assert (found.rule, found.perturbations) == ("widespread", (f"{QUERY}/TWIN", f"{CUTTING}/SRC_g1"))
     alone = obs[obs[schema.EXPERIMENT].isin(["a", "b"])].reset_index(drop=True)
     assert inner(alone, 1)[0] == penalty.InnerSplits("default", (), ())
+
+
+def rule(**keys):
+    base = {"name": "mine", "case": {"control": "none"}, "reference": {"control_role": "reference"}}
+    return presets.parse([{**base, **keys}])
+
+
+def guides(names="abcdef", n_guides=5, per=4):
+    rows = [r for e in names for r in references(e)]
+    rows += [gene(e, "PLK1", per, schema.POSITIVE, f"g{i}") for e in names for i in range(n_guides)]
+    return wells(*rows)
+
+
+def pieces(contrast, obs, folds, seed=0, min_wells=4):
+    batches = obs[schema.EXPERIMENT].to_numpy()
+    of_wells = obs[schema.EXPERIMENT].map(folds).to_numpy()
+    return {
+        k: contrasts.split(contrast, obs, batches, of_wells, k, min_wells, seed) for k in sorted(set(folds.values()))
+    }
+
+
+def test_guides_and_experiments_are_both_held_out_and_every_guide_is_tested():
+    obs = guides()
+    (contrast,) = contrasts.build(
+        obs, rule(case={"control": "positive"}, each="perturbation", diffby="treatment", min_values=4)
+    )
+    tested = set()
+    for part in pieces(contrast, obs, {e: i // 2 for i, e in enumerate("abcdef")}).values():
+        assert part.reason is None
+        train, test = part.train[part.train_labels], part.test[part.test_labels]
+        for column in (schema.TREATMENT, schema.EXPERIMENT):
+            assert not set(obs[column].iloc[train]) & set(obs[column].iloc[test])
+        assert not set(obs[schema.EXPERIMENT].iloc[part.train]) & set(obs[schema.EXPERIMENT].iloc[part.test])
+        tested |= set(obs[schema.TREATMENT].iloc[test])
+    assert tested == {f"PLK1_g{i}" for i in range(5)}
+
+
+def test_what_asks_for_more_than_there_is_is_skipped_with_its_reason():
+    obs = guides()
+    keys = {"case": {"control": "positive"}, "each": "perturbation"}
+    assert contrasts.build(obs, rule(**keys, diffby="treatment", min_values=6))[0].skipped == "few_values"
+    assert contrasts.build(obs, rule(**keys, min_experiments=7))[0].skipped == "few_experiments"
+    assert contrasts.build(obs, rule(**keys, min_experiments=6))[0].skipped is None
+    assert (
+        contrasts.build(obs, rule(**{**keys, "reference": {"control": "cutting"}}))[0].skipped == "no_reference_wells"
+    )
+    over, within = contrasts.splits_of_fold(
+        contrasts.build(obs, rule(**keys, min_experiments=7)), obs, obs[schema.EXPERIMENT].to_numpy(),
+        np.zeros(len(obs), int), 0, {"score": {"min_wells": 4}, "seed": 0},
+    )  # fmt: skip
+    assert over == within == []
+
+
+def test_each_cutting_guide_against_the_others():
+    obs = wells(*[gene(e, name, 4, schema.CUTTING) for e in "ab" for name in ("SRC", "HCK", "EIF3H")])
+    found = contrasts.build(obs, rule(case={"control": "cutting"}, reference={"control": "cutting"}, each="treatment"))
+    assert [c.perturbation for c in found] == ["EIF3H_g1", "HCK_g1", "SRC_g1"]
+    case, reference = found[0].masks(obs, obs[schema.EXPERIMENT].to_numpy())
+    assert set(obs[schema.TREATMENT][case]) == {"EIF3H_g1"} and set(obs[schema.TREATMENT][reference]) == {
+        "HCK_g1",
+        "SRC_g1",
+    }
+
+
+def test_caps_are_drawn_by_the_seed_and_keep_both_sides():
+    obs = guides()
+    (contrast,) = contrasts.build(obs, rule(case={"control": "positive"}, each="perturbation", max_wells=7))
+    folds = {e: i // 2 for i, e in enumerate("abcdef")}
+    first, again, other = (pieces(contrast, obs, folds, seed)[0] for seed in (0, 0, 1))
+    for part in (first, other):
+        for labels in (part.train_labels, part.test_labels):
+            assert (labels.sum(), (~labels).sum()) == (7, 7)
+        assert part.train.tolist() == sorted(set(part.train.tolist()))
+    assert first.train.tolist() == again.train.tolist() != other.train.tolist()
+
+
+def test_sameby_keeps_plates_with_both_sides():
+    obs = guides("ab", 1)
+    obs[schema.PLATE_ID] = np.where(np.arange(len(obs)) % 2, "p1", "p2")
+    obs.loc[obs[schema.CONTROL] == schema.POSITIVE, schema.PLATE_ID] = "p1"
+    (contrast,) = contrasts.build(obs, rule(case={"control": "positive"}, each="perturbation", sameby="plate_id"))
+    case, reference = contrast.masks(obs, obs[schema.EXPERIMENT].to_numpy())
+    assert case.sum() == 8 and set(obs[schema.PLATE_ID][reference]) == {"p1"}
+
+
+def test_doses_are_named_and_their_batch_is_the_plate():
+    obs = guides("ab", 1)
+    obs[schema.CONCENTRATION] = np.where(
+        obs[schema.CONTROL] == schema.POSITIVE, np.arange(len(obs)) % 2 * 2.25 + 0.25, np.nan
+    )
+    obs[schema.PLATE_ID] = obs[schema.EXPERIMENT] + "_1"
+    keys = {"case": {"control": "positive"}, "each": ["perturbation", "concentration"], "batch_key": "plate_id"}
+    found = contrasts.build(obs, rule(**keys))
+    assert [c.perturbation for c in found] == ["PLK1 @ 0.25", "PLK1 @ 2.5"]
+    part = pieces(found[0], obs, {"a": 0, "b": 1})[0]
+    assert part.reason == "within_experiments_only" and not len(part.train)
+    assert set(obs[schema.EXPERIMENT].iloc[part.test]) == {"a"}
+    obs.loc[:, schema.CONCENTRATION] = np.nan  # a well without a dose is no case of a dose
+    assert contrasts.build(obs, rule(**keys)) == []

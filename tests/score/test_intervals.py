@@ -59,9 +59,13 @@ def test_stratified_variance_by_hand():
     assert intervals.delong_variance(labels, scores, np.arange(8)) is None
 
 
-def test_delong_interval_weighs_value_and_variance_by_pairs():
+def test_delong_interval_weighs_value_and_error_by_pairs():
     found = intervals.delong_interval([0.6, 0.9], [0.01, 0.04], [30, 10], 0.9)
-    half = stats.norm.ppf(0.95) * np.sqrt(0.75**2 * 0.01 + 0.25**2 * 0.04)
+    half = stats.norm.ppf(0.95) * (0.75 * 0.1 + 0.25 * 0.2)  # two folds train on each other: errors add
+    assert found.error == pytest.approx(0.125) and found.freedom is None
+    apart = intervals.delong_interval([0.6, 0.9], [0.01, 0.04], [30, 10], 0.9, correlation=0.0)
+    assert apart.error == pytest.approx(np.sqrt(0.75**2 * 0.01 + 0.25**2 * 0.04))
+    assert intervals.joint_variance([1, 1, 1], [1, 1, 1], intervals.fold_correlation(3)) == pytest.approx(3 + 6 / 2)
     assert found.value == pytest.approx(0.675)
     assert (found.low, found.high) == (pytest.approx(0.675 - half), pytest.approx(0.675 + half))
     assert found.kind == "within these experiments"

@@ -6,8 +6,9 @@ from scipy import stats
 
 from phenoica.report import score_page
 from phenoica.score.contrasts import POSITIVE, QUERY, REASONS
+from phenoica.score.printed import _sentence, printed
 from phenoica.score.rows import FOLD_COLUMNS, table
-from phenoica.score.summary import _sentence, over_folds, printed
+from phenoica.score.summary import over_folds
 
 
 def row(fold, perturbation, view, value, *, pairs=100, reason=None, contrast=QUERY, **more):
@@ -141,7 +142,7 @@ def test_the_macro_average_weighs_perturbations_alike_over_folds(settings):
 def test_few_experiments_get_the_interval_of_their_wells(settings):
     rows = [row(k, "PLK1", "ica", v, contrast=POSITIVE, n_experiments=1) for k, v in ((0, 0.7), (1, 0.6))]
     found = one(summary(settings, rows, 1)[0], "PLK1", contrast=POSITIVE)
-    half = stats.norm.ppf(0.975) * np.sqrt(2 * 0.25 * 0.01)
+    half = stats.norm.ppf(0.975) * 0.1  # two folds that train on each other: their errors of .1 add, halved
     assert (found["ci_low"], found["ci_high"]) == (pytest.approx(0.65 - half), pytest.approx(0.65 + half))
     assert found["ci_kind"] == "within these experiments"
 

@@ -140,7 +140,13 @@ def get_scored(wildcards):
     """Return the files that need a held-out fold; a run of one experiment has none."""
     if not units("fold"):
         return []
-    return [PATHS.disentangled, PATHS.scores("csv"), PATHS.scores("txt"), PATHS.report("score.html")]
+    return [
+        PATHS.disentangled,
+        PATHS.scores("csv"),
+        PATHS.scores("txt"),
+        PATHS.score_file("contrasts.csv"),
+        PATHS.report("score.html"),
+    ]
 
 
 def get_scores(wildcards):

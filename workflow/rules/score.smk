@@ -30,6 +30,7 @@ rule summarise:
         parquet=PATHS.scores("parquet"),
         csv=PATHS.scores("csv"),
         txt=PATHS.scores("txt"),
+        hits=PATHS.score_file("hits.csv"),
     log:
         log_of("summarise"),
     conda:
@@ -39,4 +40,23 @@ rule summarise:
         config=settings("score", "disentangle", "plates", "qc"),
     shell:
         "phenoica summarise --config {params.config:q} --out-parquet {output.parquet:q}"
-        " --out-csv {output.csv:q} --out-txt {output.txt:q} {input.scores:q} 2> {log:q}"
+        " --out-csv {output.csv:q} --out-txt {output.txt:q} --out-hits {output.hits:q} {input.scores:q} 2> {log:q}"
+
+
+rule contrasts:
+    input:
+        wells=PATHS.plates("wells.parquet"),
+        folds=PATHS.plates("folds.csv"),
+    output:
+        csv=PATHS.score_file("contrasts.csv"),
+        txt=PATHS.score_file("contrasts.txt"),
+    log:
+        log_of("contrasts"),
+    conda:
+        "../envs/phenoica.yaml"
+    params:
+        version=version("score", "plates"),
+        config=settings("score", "disentangle", "plates"),
+    shell:
+        "phenoica contrasts --config {params.config:q} --wells {input.wells:q} --folds {input.folds:q}"
+        " --out {output.csv:q} > {output.txt:q} 2> {log:q}"

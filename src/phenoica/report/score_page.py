@@ -20,19 +20,11 @@ from phenoica.report import figures, pages
 from phenoica.score.baselines import BASELINES, PERMUTED
 from phenoica.score.contrasts import CONTRASTS, CUTTING, OF_FOLDS, POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
 from phenoica.score.intervals import WITHIN_EXPERIMENTS
+from phenoica.score.printed import position_lines
 from phenoica.score.rows import AUROC, CONCENTRATION, CONCENTRATION_CONTRAST, HOYER, L1, L2_CONTRAST, L2_METRICS
-from phenoica.score.summary import (
-    COMPARED,
-    MACRO,
-    OVER_FOLDS,
-    ROTATION,
-    TRAINING,
-    is_held_out,
-    position_lines,
-    training_rows,
-)
+from phenoica.score.summary import COMPARED, MACRO, OVER_FOLDS, ROTATION, TRAINING, is_held_out, training_rows
 
-POOLED, WITHIN = schema.SCOPES[:2]
+POOLED = schema.SCOPES[0]
 NULLS = (ROTATION, PERMUTED)
 TITLES = {
     QUERY: "Query perturbations against reference controls",
@@ -92,7 +84,7 @@ def write(
         verdict=verdict(summary),
         l2=l2_control(total),
         figure=figures.svg(figures.scores_figure(panels(scores))),
-        tables=[score_table(total, POOLED), score_table(total, WITHIN)],
+        tables=[t for t in (score_table(total, scope) for scope in schema.SCOPES) if t["rows"]],
         comparators=comparator_table(total),
         differences=differences(total),
         training=training(total),
@@ -227,12 +219,13 @@ def comparator_table(total: pd.DataFrame) -> dict[str, Any] | None:
 
 def _macro_table(rows: pd.DataFrame, scope: str) -> dict[str, Any]:
     macro = rows[rows["perturbation"] == MACRO]
-    contrasts = [c for c in CONTRASTS if (macro["contrast"] == c).any()]
+    present = list(dict.fromkeys(macro["contrast"]))
+    contrasts = [c for c in CONTRASTS if c in present] + [c for c in present if c not in CONTRASTS]
     cells = {(r["view"], r["contrast"]): r for r in macro.to_dict("records")}
     reads = dict(zip(macro["view"], macro["test_data_used"], strict=True))
     return {
         "scope": scope,
-        "heads": [TITLES[c] for c in contrasts],
+        "heads": [TITLES.get(c, c.replace("_", " ")) for c in contrasts],
         "rows": [
             {
                 "view": view,

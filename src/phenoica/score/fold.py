@@ -16,13 +16,15 @@ import pandas as pd
 from phenoica import schema
 from phenoica.errors import ScoreError
 from phenoica.progress import track
-from phenoica.score import metrics
+from phenoica.score import inference, metrics
 from phenoica.score.baselines import BASELINES, PERMUTED, Features, permute_within
 from phenoica.score.concentration import concentration_rows
-from phenoica.score.contrasts import Contrast, Split, build, split
+from phenoica.score.contrasts import Contrast, Split, build, splits_of_fold
+from phenoica.score.in_distribution import in_distribution_rows
 from phenoica.score.intervals import delong_variance
 from phenoica.score.l1_path import Problem
 from phenoica.score.penalty import Fraction, choose_fractions, inner_splits
+from phenoica.score.presets import parse
 from phenoica.score.probes import L1Path, Probe, fit_l1_paths, fit_l2, l2_control
 from phenoica.score.rows import (
     ALL,
@@ -40,6 +42,7 @@ from phenoica.score.rows import (
     WITHIN,
     table,
 )  # fmt: skip
+from phenoica.score.shift import shift_rows
 
 
 @dataclass(frozen=True)
@@ -126,12 +129,8 @@ class FoldScorer:
         self.plates = obs[schema.PLATE_ID].astype(str).to_numpy()
         self.experiments = obs[schema.EXPERIMENT].astype(str).to_numpy()
         self.min_wells = config["score"]["min_wells"]
-        contrasts = build(obs)
-        self.splits: list[tuple[Contrast, Split]] = []
-        for contrast in contrasts:
-            found = split(contrast, obs, self.batches, folds, fold, self.min_wells)
-            if found is not None:
-                self.splits.append((contrast, found))
+        contrasts = build(obs, parse(config["score"]["contrasts"]))
+        self.splits, self.within_splits = splits_of_fold(contrasts, obs, self.batches, folds, fold, config)
         self.inner = inner_splits(contrasts, obs, self.batches, folds, fold, self.min_wells)
 
     def score(self, features: Sequence[Features]) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -160,6 +159,7 @@ class FoldScorer:
             for fit in fits[feature.key]:
                 rows += self._l1_rows(feature, fit, width)
         rows += self._l2_rows([f for f in probed if f.view in ROTATED])
+        rows += in_distribution_rows(self, probed, fractions) + shift_rows(self, probed, fractions)
         concentrated, ranks = concentration_rows(self, rotated)
         return table(rows + concentrated, FOLD_COLUMNS), self._decided(fractions, fits, ranks)
 
@@ -219,6 +219,9 @@ class FoldScorer:
         if not fit.probe.weights.any():
             base["reason"] = "no_weights"
         scores = fit.probe.decision(feature.values[fit.part.test])
+        if feature.draw is None:
+            found = inference.rank_sum(fit.test_labels, scores, self.plates[fit.part.test])
+            rows += inference.fold_rows(base, found, POOLED)
         return rows + self._auroc_rows(base, fit.part, fit.test_labels, scores)
 
     def _permuted(self, contrast: Contrast, part: Split) -> tuple[np.ndarray, np.ndarray]:

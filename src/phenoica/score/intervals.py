@@ -32,6 +32,10 @@ class Interval:
         `OVER_FOLDS`, `WITHIN_EXPERIMENTS`, or None where there is no interval.
     reason
         Why there is no interval: one_fold, zero_variance, no_variance; else None.
+    error
+        Standard error of the value, before limits are clipped; None where there is no interval.
+    freedom
+        Degrees of freedom of the t interval; None for a normal one.
     """
 
     value: float
@@ -39,6 +43,41 @@ class Interval:
     high: float | None = None
     kind: str | None = None
     reason: str | None = None
+    error: float | None = None
+    freedom: int | None = None
+
+
+POWER = 0.8  # of a power note
+
+
+def quantile(probability: float, freedom: int | None) -> float:
+    """Return the quantile of Student's t of `freedom` degrees, or of the normal distribution (None)."""
+    from scipy.stats import norm, t
+
+    return float(norm.ppf(probability) if freedom is None else t.ppf(probability, freedom))
+
+
+def detectable_difference(error: float, freedom: int | None, confidence: float, power: float = POWER) -> float:
+    """Return the smallest difference that an interval of this standard error excludes 0 for, with this power.
+
+    Parameters
+    ----------
+    error
+        Standard error of the value, as in `Interval`.
+    freedom
+        Degrees of freedom, None for a normal interval.
+    confidence
+        Level of the interval, e.g. 0.95.
+    power
+        Share of repetitions in which the interval would exclude 0.
+
+    Returns
+    -------
+    float
+        (q(1/2 + confidence / 2) + q(power)) x error, q the quantiles of the interval's distribution; for an AUROC the
+        difference from 0.5. The usual approximation, good where power is well above the level.
+    """
+    return (quantile(0.5 + confidence / 2, freedom) + quantile(power, freedom)) * error
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
@@ -85,8 +124,6 @@ def t_interval(
         freedom. The second term stands for the overlap of training sets (test to training size 1 : K - 1). Without
         limits and with a reason when K < 2 or all values are equal.
     """
-    from scipy.stats import t
-
     value = weighted_mean(values, weights) if centre is None else float(centre)
     k = len(values)
     if k < 2:
@@ -94,9 +131,10 @@ def t_interval(
     variance = float(np.var(np.asarray(values, dtype=np.float64), ddof=1))
     if variance <= 1e-24:  # equal values differ by rounding only
         return Interval(value, reason="zero_variance")
-    half = float(t.ppf(0.5 + confidence / 2, k - 1)) * np.sqrt(variance * (1 / k + 1 / (k - 1)))
+    error = float(np.sqrt(variance * (1 / k + 1 / (k - 1))))
+    half = quantile(0.5 + confidence / 2, k - 1) * error
     low, high = np.clip([value - half, value + half], *bounds)
-    return Interval(value, float(low), float(high), OVER_FOLDS)
+    return Interval(value, float(low), float(high), OVER_FOLDS, error=error, freedom=k - 1)
 
 
 def delong_variance(labels: np.ndarray, scores: np.ndarray, plates: np.ndarray) -> float | None:
@@ -150,9 +188,34 @@ def _stratified(placements: np.ndarray, strata: np.ndarray) -> float | None:
     return sum(m * (pooled if s2 is None else s2) for m, s2 in terms) / len(placements) ** 2
 
 
+def fold_correlation(k: int) -> float:
+    """Return the correlation between scores of `k` folds that train on each other: 1 / (k - 1), 1 for two; 0 for one.
+
+    Two folds both ask whether the differences of the same two sets of experiments point alike, so their scores say the
+    same thing twice. For linear scores, T_k = d_k (sum of the other d_j): two of K share one of K - 1 terms. With equal
+    variances v the mean of K then has variance v (1/K + 1/K), near Nadeau and Bengio's v (1/K + 1/(K - 1)).
+    """
+    return 1.0 / (k - 1) if k > 1 else 0.0
+
+
+def joint_variance(variances: Sequence[float], weights: Sequence[float], correlation: float) -> float:
+    """Return the variance of the weighted sum of scores whose pairwise correlation is `correlation`.
+
+    Parameters
+    ----------
+    variances, weights
+        (K,) of each score.
+    correlation
+        0: independent, their variances add; 1: their standard deviations add.
+    """
+    deviations = np.asarray(weights, dtype=np.float64) * np.sqrt(np.asarray(variances, dtype=np.float64))
+    return float((1 - correlation) * (deviations**2).sum() + correlation * deviations.sum() ** 2)
+
+
 def delong_interval(
-    values: Sequence[float], variances: Sequence[float | None], weights: Sequence[float], confidence: float
-) -> Interval:
+    values: Sequence[float], variances: Sequence[float | None], weights: Sequence[float], confidence: float,
+    *, correlation: float | None = None,
+) -> Interval:  # fmt: skip
     """Return the normal interval of fold AUROCs that speaks of the tested experiments only.
 
     Parameters
@@ -165,21 +228,24 @@ def delong_interval(
         (K,) n_case x n_reference of each fold: value and variance are weighted by it.
     confidence
         Level, e.g. 0.95.
+    correlation
+        Between two folds; None for folds that train on each other (`fold_correlation`). Taking such folds as
+        independent makes the interval of two experiments too short: it covers 0.5 in 71 to 78 % of empty screens.
 
     Returns
     -------
     Interval
         Clipped to [0, 1]; without limits, and with a reason, when a variance is missing or all are zero.
     """
-    from scipy.stats import norm
-
     value = weighted_mean(values, weights)
     if any(v is None for v in variances):
         return Interval(value, reason="no_variance")
     share = np.asarray(weights, dtype=np.float64) / np.sum(weights)
-    variance = float(share**2 @ np.asarray(variances, dtype=np.float64))
+    correlation = fold_correlation(len(values)) if correlation is None else correlation
+    variance = joint_variance(variances, share, correlation)
     if variance <= 0:
         return Interval(value, reason="zero_variance")
-    half = float(norm.ppf(0.5 + confidence / 2)) * np.sqrt(variance)
+    error = float(np.sqrt(variance))
+    half = quantile(0.5 + confidence / 2, None) * error
     low, high = np.clip([value - half, value + half], 0.0, 1.0)
-    return Interval(value, float(low), float(high), WITHIN_EXPERIMENTS)
+    return Interval(value, float(low), float(high), WITHIN_EXPERIMENTS, error=error)

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from phenoica import schema
-from phenoica.score.contrasts import POSITIVE_CUTTING, Contrast
+from phenoica.score.contrasts import Contrast
 from phenoica.score.l1_path import Problem
 from phenoica.score.metrics import auroc
 from phenoica.score.probes import L1Path, fit_l1_paths
@@ -148,7 +148,7 @@ def inner_splits(
     present: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
     for contrast in contrasts:
         case, reference = (mask & train for mask in contrast.masks(obs, batches))
-        if contrast.name != POSITIVE_CUTTING and case.any():
+        if contrast.rule.is_plain and contrast.skipped is None and case.any():
             key = f"{contrast.name}/{contrast.perturbation}"
             present[key] = (len(np.unique(experiments[case])), case, reference)
     widest = max((count for count, _, _ in present.values()), default=0)

@@ -169,6 +169,33 @@ def fit_l1_paths(
     return paths
 
 
+def fit_l1_each(
+    problems: Sequence[Problem], fractions: Sequence[float], *, title: str | None = None
+) -> list[Probe]:  # fmt: skip
+    """Fit the L1 probes of many problems, each at its own lambda, in one call of the solver for each fraction.
+
+    Parameters
+    ----------
+    problems
+        Feature matrix, wells and labels of each.
+    fractions
+        lambda / lambda_max of each problem.
+    title
+        What the progress line says; None for no line.
+
+    Returns
+    -------
+    list of Probe
+        One a problem, in their order.
+    """
+    found: list[Probe | None] = [None] * len(problems)
+    for fraction in sorted(set(fractions), reverse=True):
+        chosen = [i for i, own in enumerate(fractions) if own == fraction]
+        for i, path in zip(chosen, fit_l1_paths([problems[i] for i in chosen], [fraction], title=title), strict=True):
+            found[i] = path.probes[0]
+    return found
+
+
 def fit_l2(X: np.ndarray, labels: np.ndarray, C: float) -> Probe:
     """Fit the class-balanced L2 logistic regression, converged tightly enough to compare decisions.
 

@@ -22,8 +22,10 @@ from phenoica.errors import SchemaError, ScoreError
 from phenoica.files import write_csv, write_json, write_parquet, write_text
 from phenoica.score.baselines import PERMUTED, Features, absent_baselines, baseline_features
 from phenoica.score.fold import FoldScorer
+from phenoica.score.hits import hits
+from phenoica.score.printed import printed
 from phenoica.score.rows import FOLD_COLUMNS, table
-from phenoica.score.summary import over_folds, printed
+from phenoica.score.summary import over_folds
 
 if TYPE_CHECKING:
     import anndata
@@ -103,6 +105,7 @@ def summarise(
     out_csv: str | os.PathLike,
     out_txt: str | os.PathLike,
     config: Mapping[str, Any],
+    out_hits: str | os.PathLike | None = None,
 ) -> None:
     """Put the folds together: the tidy table of scores and a short printable one.
 
@@ -114,9 +117,11 @@ def summarise(
         The rows of all folds, then those over folds (fold -1), with exactly `schema.SCORE_COLUMNS`; see
         `summary.over_folds`.
     out_txt
-        See `summary.printed`.
+        See `printed.printed`.
     config
         A complete configuration.
+    out_hits
+        The list of hits (csv), see `hits.hits`; None writes none.
 
     Raises
     ------
@@ -136,6 +141,8 @@ def summarise(
     write_parquet(out_parquet, scores)
     write_csv(out_csv, scores)
     write_text(out_txt, printed(scores, decided, config))
+    if out_hits is not None:
+        write_csv(out_hits, hits(scores, config))
 
 
 def score(

@@ -1,7 +1,8 @@
-"""From the rows of single folds to the table of scores, and to the few lines a person reads first.
+"""From the rows of single folds to the table of scores.
 
-Fold tables and fold records come in. Scores of different fold models are never ranked together: values of folds are
-averaged, by the number of case-reference pairs, with the interval that the number of experiments allows.
+Fold tables and fold records come in, rows over folds go out (`printed` makes text of them). Scores of different fold
+models are never ranked together: values of folds are averaged, by the number of case-reference pairs, with the interval
+that the number of experiments allows.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import numpy as np
 import pandas as pd
 
 from phenoica import schema
-from phenoica.score import intervals
-from phenoica.score.baselines import BASELINES, POSITION_LINEAR, RANDOM_ENCODER
-from phenoica.score.contrasts import POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
-from phenoica.score.intervals import Interval, delong_interval, t_interval, weighted_mean
+from phenoica.score import inference, intervals
+from phenoica.score.baselines import POSITION_LINEAR, RANDOM_ENCODER
+from phenoica.score.contrasts import POSITIVE, POSITIVE_CUTTING, QUERY
+from phenoica.score.in_distribution import IN_DISTRIBUTION
+from phenoica.score.intervals import Interval, delong_interval, detectable_difference, t_interval, weighted_mean
 from phenoica.score.rows import (
     AUROC,
-    CONCENTRATION_CONTRAST,
     HOYER,
     L1,
     L2_CONTRAST,
@@ -27,7 +28,6 @@ from phenoica.score.rows import (
     PAIRS,
     POOLED,
     VARIANCE,
-    WITHIN,
     table,
 )  # fmt: skip
 
@@ -36,9 +36,14 @@ OVER_FOLDS = -1
 COMPARED = "ica"  # the view that the verdict is about; every other one is subtracted from it
 TRAINING = ("raw", RANDOM_ENCODER)  # the pair whose difference says what the encoder's training adds
 ROTATION = "rotation"
+GAP = "auroc_gap"  # in distribution minus held out
+DETECTABLE = "detectable_difference"  # the smallest difference of an AUROC from 0.5 that the interval would show
+POSITION_OVERLAP = "position_overlap"
+POSITION_MODELS = (POSITION_LINEAR, "position_trees")  # the better of those that were scored counts
 CONFOUNDED = 0.5  # position_overlap under which the well's position alone explains a perturbation
-WITHIN_MARK = "*"  # in the printed table, on intervals within these experiments
 _UNBOUNDED = ("participation",)
+_AVERAGED = (AUROC, HOYER, GAP)  # metrics with a macro average
+_SIGNED = ("concentration_corrected", GAP)  # the first is below 0 when the top holds less than its share
 # what identifies one score across folds
 _SCORE = ["contrast", "perturbation", "view", "test_data_used", "probe", "metric", "scope", "draw"]
 
@@ -66,15 +71,21 @@ def over_folds(
         macro averages (of the differences of single perturbations, where both views have a value) and positive
         controls; fold -1 is over folds, with the interval (t over folds from four test experiments on, else "within
         these experiments"); beside a value its reason tells why there is no interval or why folds are left out.
+        Metrics that only exist over folds: p_value, p_floor and q_value (`inference.rows_of_tests`),
+        detectable_difference (what the interval of the pooled AUROC could have shown) and position_overlap, whose view
+        is the better position model. auroc_gap is AUROC in distribution minus pooled.
     """
     rows = pd.concat([_with_rotation_mean(frame) for frame in folds], ignore_index=True)
+    rows = pd.concat([rows, table(_gaps(rows), rows.columns)], ignore_index=True)
     rows = pd.concat([rows, table(_differences(rows), rows.columns)], ignore_index=True)
     held_out = {int(record["fold"]): len(record["test_experiments"]) for record in decided}
     macros = table(_macro_rows(rows, held_out), rows.columns)
     kept = rows["view_minus"].isna() | rows["contrast"].isin([POSITIVE, POSITIVE_CUTTING])
     by_fold = pd.concat([rows[kept], macros], ignore_index=True)
-    joined = _join(by_fold, _macro_centres(rows), config["score"]["confidence"])
-    scores = pd.concat([by_fold, table(joined, rows.columns)], ignore_index=True)
+    tested = by_fold["metric"].isin([inference.RANK_SUM, inference.ARRANGEMENTS])
+    joined = _join(by_fold[~tested], _macro_centres(rows), config["score"]["confidence"])
+    joined = table([*joined, *inference.rows_of_tests(by_fold, config)], rows.columns)
+    scores = pd.concat([by_fold, joined, table(_position_rows(joined), rows.columns)], ignore_index=True)
     return table(scores[list(schema.SCORE_COLUMNS)].to_dict("records"), schema.SCORE_COLUMNS)
 
 
@@ -114,7 +125,7 @@ def _with_rotation_mean(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _macro_rows(rows: pd.DataFrame, held_out: Mapping[int, int]) -> list[dict[str, Any]]:
     """Average each contrast, also the differences of two views, over its perturbations, in every fold."""
-    single = rows[rows["metric"].isin([AUROC, HOYER])]
+    single = rows[rows["metric"].isin(_AVERAGED)]
     result = []
     for key, group in _groups(single, [c for c in _SCORE if c != "perturbation"] + ["view_minus", "fold"]):
         known = group[group["value"].notna()]
@@ -128,6 +139,26 @@ def _macro_rows(rows: pd.DataFrame, held_out: Mapping[int, int]) -> list[dict[st
     return result
 
 
+def _gaps(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return AUROC in distribution minus held-out AUROC of the same wells, of every fold, perturbation and view."""
+    key = ["contrast", "perturbation", "view", "fold"]
+    auroc = rows[(rows["metric"] == AUROC) & (rows["probe"] == L1) & rows["draw"].isna() & is_held_out(rows)]
+    held_out = {tuple(r[c] for c in key): r for r in auroc[auroc["scope"] == POOLED].to_dict("records")}
+    result = []
+    for row in auroc[auroc["scope"] == IN_DISTRIBUTION].to_dict("records"):
+        other = held_out.get(tuple(row[c] for c in key))
+        if other is None:
+            continue  # a contrast that has no held-out experiment says so in its own row
+        known = not (pd.isna(row["value"]) or pd.isna(other["value"]))
+        same = (row["n_case"], row["n_reference"]) == (other["n_case"], other["n_reference"])
+        missing = row["reason"] if pd.isna(row["value"]) else other["reason"]
+        result.append({
+            **row, "metric": GAP, "value": row["value"] - other["value"] if known and same else None, VARIANCE: None,
+            "reason": None if known and same else "other_wells" if known else missing,
+        })  # fmt: skip
+    return result
+
+
 def _differences(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Subtract held-out AUROC, perturbation by perturbation and fold by fold: ica and every other view, and `TRAINING`.
 
@@ -135,7 +166,8 @@ def _differences(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """
     single = rows["draw"].isna()  # rotation: the mean over draws
     # what has read the test wells is compared with nothing that has not
-    rows = rows[single & (rows["metric"] == AUROC) & (rows["probe"] == L1) & is_held_out(rows)]
+    held_out = is_held_out(rows) & (rows["scope"] != IN_DISTRIBUTION)
+    rows = rows[single & (rows["metric"] == AUROC) & (rows["probe"] == L1) & held_out]
     by_view: dict[str, dict[tuple, dict[str, Any]]] = {}
     for row in rows.to_dict("records"):
         key = tuple(row[c] for c in ("contrast", "perturbation", "scope", "fold"))
@@ -182,8 +214,18 @@ def _join(by_fold: pd.DataFrame, centres: Mapping[tuple, float], confidence: flo
                 "value": interval.value, "ci_low": interval.low, "ci_high": interval.high, "ci_kind": interval.kind,
                 "reason": ";".join(filter(None, [row["reason"], interval.reason])) or None,
             })  # fmt: skip
+            rows += _power_note(row, interval, confidence)
         rows.append(row)
     return rows
+
+
+def _power_note(row: Mapping[str, Any], interval: Interval, confidence: float) -> list[dict[str, Any]]:
+    """Return the row that says what difference from 0.5 the interval of a pooled AUROC could have shown."""
+    asked = (row["metric"], row["probe"], row["scope"]) == (AUROC, L1, POOLED)
+    if not asked or interval.error is None or row["draw"] is not None or row["view_minus"] is not None:
+        return []
+    value = detectable_difference(interval.error, interval.freedom, confidence)
+    return [{**row, "metric": DETECTABLE, "value": value, "ci_low": None, "ci_high": None, "reason": None}]
 
 
 _CENTRE = ["contrast", "view", "probe", "metric", "scope", "draw", "view_minus"]
@@ -191,7 +233,7 @@ _CENTRE = ["contrast", "view", "probe", "metric", "scope", "draw", "view_minus"]
 
 def _macro_centres(rows: pd.DataFrame) -> dict[tuple, float]:
     """Return each macro average over folds: perturbations weigh alike, whatever number of folds and pairs they have."""
-    single = rows[rows["metric"].isin([AUROC, HOYER]) & rows["value"].notna()]
+    single = rows[rows["metric"].isin(_AVERAGED) & rows["value"].notna()]
     values: dict[tuple, list[float]] = {}
     for key, group in _groups(single, [*_CENTRE, "perturbation"]):
         found = weighted_mean(group["value"], _weights(key, group))
@@ -201,7 +243,7 @@ def _macro_centres(rows: pd.DataFrame) -> dict[tuple, float]:
 
 def _weights(key: Mapping[str, Any], group: pd.DataFrame) -> np.ndarray:
     """Return the weight of each fold: the pairs behind an AUROC; other metrics weigh folds alike."""
-    return group[PAIRS].to_numpy(np.float64) if key["metric"] == AUROC else np.ones(len(group))
+    return group[PAIRS].to_numpy(np.float64) if key["metric"].startswith(AUROC) else np.ones(len(group))
 
 
 def _interval(key: Mapping[str, Any], known: pd.DataFrame, confidence: float, centre: float | None) -> Interval:
@@ -212,139 +254,24 @@ def _interval(key: Mapping[str, Any], known: pd.DataFrame, confidence: float, ce
         bounds = (-1.0, 1.0) if key["view_minus"] is not None else (0.0, 1.0)
         if key["metric"] in _UNBOUNDED:
             bounds = (1.0, float(known["n_components"].max()))
-        elif key["metric"] == "concentration_corrected":
-            bounds = (-1.0, 1.0)  # below 0 when the top holds less than its share
+        elif key["metric"] in _SIGNED:
+            bounds = (-1.0, 1.0)
         return t_interval(values, weights, confidence, bounds=bounds, centre=centre)
     if key["metric"] == AUROC and not macro and key["view_minus"] is None:
         variances = [None if pd.isna(v) else float(v) for v in known[VARIANCE]]
-        return delong_interval(values, variances, weights, confidence)
+        # plates inside an experiment train on each other, which their fold has counted; experiments then do not
+        correlation = 0.0 if key["scope"] == IN_DISTRIBUTION else None
+        return delong_interval(values, variances, weights, confidence, correlation=correlation)
     # wells of two perturbations, or of two views, share references: no simple interval within experiments is right
     return Interval(weighted_mean(values, weights) if centre is None else centre, reason="under_4_experiments")
 
 
-def printed(scores: pd.DataFrame, decided: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> str:
-    """Return the score table as plain text: what was held out, views as rows, the controls, and a plain verdict.
-
-    Parameters
-    ----------
-    scores
-        As from `over_folds`.
-    decided
-        The records of the folds.
-    config
-        A complete configuration.
-    """
-    total = scores[scores["fold"] == OVER_FOLDS]
-    lines = [*_heading(total, decided, config), "", *_score_lines(total), "", *_control_lines(total)]
-    lines += [*_concentration_lines(total, config), *_training_lines(total), *position_lines(total)]
-    lines += [*_comparator_lines(total), "", *_verdict(total), "", *_footnotes(total, decided)]
-    return "\n".join(lines) + "\n"
-
-
-def _heading(total: pd.DataFrame, decided: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[str]:
-    experiments = sum(len(record["test_experiments"]) for record in decided)
-    encoder = decided[0]["encoder"]
-    return [
-        f"Held-out AUROC (.5 = no signal): L1 probe trained on other experiments, {len(decided)} folds over "
-        f"{experiments} experiments,",
-        f"{_interval_words(total, config['score']['confidence'])}. Encoder: {encoder['checkpoint']};",
-        f"trained on images of the scored experiments: {encoder['encoder_saw_test_images']}.",
-    ]
-
-
-def _auroc_rows(total: pd.DataFrame) -> pd.DataFrame:
+def auroc_rows(total: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the held-out, pooled AUROC of the L1 probe; rotation is the mean over its draws."""
     return total[
         (total["metric"] == AUROC) & (total["probe"] == L1) & (total["scope"] == POOLED) & total["view_minus"].isna()
         & total["draw"].isna() & is_held_out(total)
     ]  # fmt: skip
-
-
-def _comparator_lines(total: pd.DataFrame) -> list[str]:
-    """Return the macro AUROC of views that have read the test wells, apart from the held-out ones; often none."""
-    rows = total[
-        (total["metric"] == AUROC) & (total["probe"] == L1) & (total["scope"] == POOLED) & ~is_held_out(total)
-        & (total["contrast"] == QUERY) & (total["perturbation"] == MACRO)
-    ]  # fmt: skip
-    if rows.empty:
-        return []
-    cells = [
-        f"{row['view']} not testable" if pd.isna(row["value"]) else f"{row['view']} {row['value']:.3f}{_range(row)}"
-        for _, row in rows.iterrows()
-    ]
-    return [f"Not held out (corrected with all test wells in view), queries: {', '.join(cells)}."]
-
-
-def _interval_words(total: pd.DataFrame, confidence: float) -> str:
-    """Say what the intervals of the printed table speak of."""
-    auroc = _auroc_rows(total)
-    macro = (auroc["contrast"] == QUERY) & (auroc["perturbation"] == MACRO)
-    positive = auroc["contrast"].isin([POSITIVE, POSITIVE_CUTTING]) & (auroc["perturbation"] != MACRO)
-    kinds = set(auroc.loc[(macro | positive) & auroc["ci_low"].notna(), "ci_kind"])
-    within = intervals.WITHIN_EXPERIMENTS
-    words = {intervals.OVER_FOLDS: "over folds", within: f"{WITHIN_MARK} {within}"}
-    named = [text for kind, text in words.items() if kind in kinds]
-    return f"{confidence:.0%} intervals {', '.join(named)}" if named else "no intervals"
-
-
-def _score_lines(total: pd.DataFrame) -> list[str]:
-    auroc = _auroc_rows(total)
-    single = auroc[(auroc["contrast"] == QUERY) & (auroc["perturbation"] != MACRO) & auroc["value"].notna()]
-    columns = [(f"query ({single['perturbation'].nunique()})", QUERY, MACRO)]
-    positives = auroc.loc[(auroc["contrast"] == POSITIVE) & (auroc["perturbation"] != MACRO), "perturbation"]
-    columns += [(name, POSITIVE, name) for name in dict.fromkeys(positives)]
-    columns += [(f"{name} vs cutting", POSITIVE_CUTTING, name) for name in dict.fromkeys(positives)]
-    lookup = auroc.set_index(["view", "contrast", "perturbation"])
-    width = max(16, 1 + auroc["view"].str.len().max()) if len(auroc) else 16  # "centerscale + ica" is longer
-    header = f"{'view':<{width}}{'reads of test':<15}" + "".join(f"{title:<20}" for title, _, _ in columns)
-    lines = [header.rstrip(), "-" * len(header.rstrip())]
-    order = total.loc[
-        (total["metric"] == AUROC) & total["view_minus"].isna() & is_held_out(total), ["view", "test_data_used"]
-    ]
-    for view, used in order.drop_duplicates().itertuples(index=False):
-        cells = [_cell(lookup, (view, contrast, name)) for _, contrast, name in columns]
-        lines.append((f"{view:<{width}}{used:<15}" + "".join(f"{cell:<20}" for cell in cells)).rstrip())
-    return lines
-
-
-def _cell(lookup: pd.DataFrame, key: tuple[str, str, str]) -> str:
-    if key not in lookup.index or pd.isna(lookup.loc[key, "value"]):
-        return "not testable"
-    row = lookup.loc[key]
-    mark = WITHIN_MARK if row["ci_kind"] == intervals.WITHIN_EXPERIMENTS else ""
-    return f"{row['value']:.3f}{_range(row)}{mark}"
-
-
-def _range(row: pd.Series, form: str = ".2f") -> str:
-    if pd.isna(row["ci_low"]):
-        return " [no interval]"
-    return f" [{row['ci_low']:{form}}, {row['ci_high']:{form}}]"
-
-
-def _control_lines(total: pd.DataFrame) -> list[str]:
-    rows = total[total["contrast"] == L2_CONTRAST].set_index("metric")
-    if rows.empty or rows["value"].isna().any():
-        return ["L2 control: not run (it needs two of pca, rotation, varimax, ica and a testable contrast)."]
-    decision, auroc, holds = (float(rows.loc[name, "value"]) for name in L2_METRICS)
-    state = "holds" if holds == 1 else "RED: the views are not rotations of each other, or a probe has not converged"
-    return [
-        f"L2 control ({rows['view'].iloc[0]}): {state} (largest difference of decisions {decision:.1e}, "
-        f"of AUROC {auroc:.1e})."
-    ]
-
-
-def _concentration_lines(total: pd.DataFrame, config: Mapping[str, Any]) -> list[str]:
-    rows = total[(total["contrast"] == CONCENTRATION_CONTRAST) & (total["metric"] == "concentration_share")]
-    known = rows[rows["value"].notna()]
-    if known.empty:
-        return ["Concentration: not measurable (no component shows a held-out effect)."]
-    means = known[known["draw"].isna()].set_index("view")
-    draws = known.loc[known["draw"].notna(), "value"]
-    parts = [f"{view} {means.loc[view, 'value']:.2f}" for view in means.index if view != ROTATION]
-    if len(draws):
-        spread = f"{draws.min():.2f} to {draws.max():.2f}"
-        parts.append(f"chance {draws.mean():.2f} (mean of {len(draws)} rotations, {spread})")
-    share = config["score"]["concentration_share"]
-    return [f"Held-out effect in the top {share:.0%} of components, ranked in training: {', '.join(parts)}."]
 
 
 def training_rows(total: pd.DataFrame) -> pd.DataFrame:
@@ -363,109 +290,36 @@ def training_rows(total: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([rows[query], rows[positive & macro], rows[positive & ~macro]])
 
 
-def _training_lines(total: pd.DataFrame) -> list[str]:
-    rows = training_rows(total)
-    shown = rows[(rows["contrast"] == QUERY) | (rows["perturbation"] != MACRO)]
-    if shown.empty:
-        return []
-    parts = []
-    for _, row in shown.iterrows():
-        name = "queries" if row["contrast"] == QUERY else row["perturbation"]
-        known = not pd.isna(row["value"])
-        parts.append(f"{name} {row['value']:+.3f}{_range(row, '+.3f')}" if known else f"{name} not testable")
-    return [f"Encoder: {' minus '.join(TRAINING)} (same size, random weights): {', '.join(parts)}."]
+def position_overlap(total: pd.DataFrame) -> pd.DataFrame:
+    """Return how far the wells of every perturbation and its references can be told apart by position alone.
 
-
-def position_lines(total: pd.DataFrame) -> list[str]:
-    """Return the warning that position alone explains perturbations, as one line; empty where it explains none.
-
-    position_overlap of a perturbation is min(1, 2 (1 - A)), A the held-out AUROC of a model that sees the well's
-    position only (here the linear one); under `CONFOUNDED` its wells and the references sit apart.
+    position_overlap is min(1, 2 (1 - A)), A the held-out AUROC of the better model that sees the well's position only
+    (of those among `POSITION_MODELS` that were scored); 1: position says nothing, 0: it says everything.
 
     Parameters
     ----------
     total
         Rows over folds.
+
+    Returns
+    -------
+    DataFrame
+        The AUROC row of the better model of each contrast and perturbation, held out where there is such a row and else
+        in distribution, with `overlap` added.
     """
-    rows = _auroc_rows(total)
-    rows = rows[
-        (rows["contrast"] == QUERY) & (rows["perturbation"] != MACRO) & (rows["view"] == POSITION_LINEAR)
-        & rows["value"].notna()
-    ]  # fmt: skip
-    overlap = np.minimum(1.0, 2.0 * (1.0 - rows["value"].to_numpy(np.float64)))
-    names = rows["perturbation"][overlap < CONFOUNDED].tolist()
-    if not names:
-        return []
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return [
-        f"CONFOUNDED WITH POSITION: {len(names)} of {len(rows)} query perturbations have position_overlap under "
-        f"{CONFOUNDED} (median {np.median(overlap):.2f}), so their scores support no claim: {shown}."
-    ]
-
-
-def _verdict(total: pd.DataFrame) -> list[str]:
-    order = {view: i for i, view in enumerate(dict.fromkeys(total.loc[total["metric"] == AUROC, "view"]))}
     rows = total[
-        (total["contrast"] == QUERY) & (total["perturbation"] == MACRO) & (total["scope"] == POOLED)
-        & (total["metric"] == AUROC) & (total["view"] == COMPARED) & total["view_minus"].notna()
-        & total["value"].notna()
+        (total["metric"] == AUROC) & (total["probe"] == L1) & total["scope"].isin([POOLED, IN_DISTRIBUTION])
+        & total["view_minus"].isna() & total["draw"].isna() & (total["perturbation"] != MACRO)
+        & total["view"].isin(POSITION_MODELS) & total["value"].notna()
     ]  # fmt: skip
-    if rows.empty:
-        return ["ICA cannot be judged: no query perturbation is testable, or ica is not among the views."]
-    lines, groups = ["Query perturbations, AUROC of ica minus that of"], {"beats": [], "loses": [], "open": []}
-    for _, row in rows.sort_values("view_minus", key=lambda names: names.map(order)).iterrows():
-        low, high = row["ci_low"], row["ci_high"]
-        outcome = "open" if pd.isna(low) or low <= 0 <= high else "beats" if low > 0 else "loses"
-        groups[outcome].append(row["view_minus"])
-        lines.append(f"  {row['view_minus']:<18}{row['value']:+.3f}{_range(row, '+.3f')}")
-    return [*lines, f"Verdict: {_sentence(groups)}"]
+    rows = rows.assign(overlap=np.minimum(1.0, 2.0 * (1.0 - rows["value"].astype(float))))
+    held_out_first = rows["scope"] != POOLED
+    rows = rows.assign(later=held_out_first).sort_values(["later", "overlap"], kind="stable")
+    return rows.drop_duplicates(["contrast", "perturbation"]).drop(columns="later").sort_index()
 
 
-def _sentence(groups: Mapping[str, Sequence[str]]) -> str:
-    def named(names: Sequence[str]) -> str:
-        return ", ".join(names)
-
-    rivals = [v for v in (*groups["loses"], *groups["open"]) if v == ROTATION or v not in BASELINES]
-    if not groups["loses"] and not groups["open"]:
-        return f"ICA beats every other row ({named(groups['beats'])}) on held-out experiments."
-    beaten = [v for v in groups["beats"] if v == ROTATION or v not in BASELINES]
-    if not rivals:
-        parts = ["ICA beats every other view on held-out experiments."]
-    elif beaten:
-        parts = [f"ICA does not beat {named(rivals)} on held-out experiments."]
-    else:
-        parts = ["ICA beats no other view on held-out experiments."]
-    if groups["beats"]:
-        parts.append(f"It is above {named(groups['beats'])}.")
-    if groups["loses"]:
-        parts.append(f"It is below {named(groups['loses'])}.")
-    if groups["open"]:
-        reason = "the interval of the difference contains 0, or there is none"
-        parts.append(f"It cannot be told apart from {named(groups['open'])}: {reason}.")
-    return " ".join(parts)
-
-
-def _footnotes(total: pd.DataFrame, decided: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = []
-    auroc = total[(total["metric"] == AUROC) & (total["probe"] == L1) & (total["scope"] == POOLED)]
-    missing = auroc[auroc["value"].isna() & (auroc["perturbation"] != MACRO) & auroc["view_minus"].isna()]
-    missing = missing.drop_duplicates(["contrast", "perturbation", "reason"])
-    for reason, group in missing.groupby("reason", sort=True):
-        names = sorted(set(group["perturbation"]))
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        text = "; ".join(REASONS[r] for r in reason.split(";"))
-        lines.append(f"Not testable, {len(names)}: {shown} ({text}).")
-    absent = {name: why for record in decided for name, why in record.get("absent_baselines", {}).items()}
-    lines += [f"No row {name}: {why}." for name, why in absent.items()]
-    rules = sorted({record["fraction_rule"] for record in decided} - {"everywhere"})
-    if rules:
-        lines.append(
-            f"No perturbation is in every training experiment of some folds; lambda was chosen by: {', '.join(rules)} "
-            "(widespread: on those in most experiments; default: the middle candidate)."
-        )
-    probes = [p for record in decided for view in record["probes"].values() for p in view.values()]
-    bad = sum(not p["converged"] for p in probes)
-    if bad:
-        lines.append(f"{bad} of {len(probes)} L1 probes have not converged; read their scores with care.")
-    lines.append(f"AUROC {WITHIN}, sparsity and every single perturbation are in the table of scores.")
-    return lines
+def _position_rows(joined: pd.DataFrame) -> list[dict[str, Any]]:
+    return [
+        {**row, "metric": POSITION_OVERLAP, "value": row["overlap"], "ci_low": None, "ci_high": None, "ci_kind": None}
+        for row in position_overlap(joined).to_dict("records")
+    ]
