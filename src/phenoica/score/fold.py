@@ -20,6 +20,7 @@ from phenoica.score import metrics
 from phenoica.score.baselines import BASELINES, PERMUTED, Features, permute_within
 from phenoica.score.contrasts import POSITIVE_CUTTING, Contrast, Split, build, split
 from phenoica.score.intervals import delong_variance
+from phenoica.score.probe_rows import path_rows, position_tree_rows, precision_rows, sparsity_rows
 from phenoica.score.probes import MAX_INNER_GROUPS, Fraction, InnerSplits, choose_fraction, fit_l1, fit_l2, l2_control
 
 POOLED, WITHIN = schema.SCOPES[:2]
@@ -120,6 +121,8 @@ class FoldScorer:
                 rows += found
                 if record is not None:
                     probes[feature.key][f"{contrast.name}/{contrast.perturbation}"] = record
+        rows += position_tree_rows(self)
+        rows += path_rows(probes, probed, self.fold, len(set(self.experiments[~self.train])))
         rows += self._l2_rows([f for f in probed if f.view in ROTATED])
         concentration, ranks = self._concentration_rows([f for f in features if f.view in ROTATED])
         return table(rows + concentration, FOLD_COLUMNS), self._decided(fractions, probes, ranks)
@@ -173,7 +176,9 @@ class FoldScorer:
             return rows + [{**row, "reason": "missing_values"} for row in nothing], record
         if not probe.weights.any():
             base["reason"] = "no_weights"
-        return rows + self._auroc_rows(base, part, test_labels, probe.decision(feature.values[part.test])), record
+        scores = probe.decision(feature.values[part.test])
+        rows += precision_rows(base, test_labels, scores)
+        return rows + self._auroc_rows(base, part, test_labels, scores), record
 
     def _permuted(self, contrast: Contrast, part: Split) -> tuple[np.ndarray, np.ndarray]:
         """Permute labels within plate; the seed follows from the contrast, not from the order of the work."""
@@ -190,9 +195,7 @@ class FoldScorer:
     ) -> list[dict[str, Any]]:  # fmt: skip
         if feature.view in BASELINES or feature.values.shape[1] != width:
             return []
-        value = metrics.hoyer(fit_l1(X, labels, fraction.sparse_fraction).weights)
-        reason = None if value is not None else "no_weights"
-        return [{**base, "metric": HOYER, "scope": POOLED, "value": value, "reason": reason}]
+        return sparsity_rows(base, fit_l1(X, labels, fraction.sparse_fraction).weights)
 
     def _auroc_rows(
         self, base: Mapping[str, Any], part: Split, labels: np.ndarray, scores: np.ndarray

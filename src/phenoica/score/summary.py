@@ -13,13 +13,12 @@ import numpy as np
 import pandas as pd
 
 from phenoica import schema
-from phenoica.score import intervals
-from phenoica.score.baselines import BASELINES, POSITION_LINEAR, RANDOM_ENCODER
+from phenoica.score import intervals, names
+from phenoica.score.baselines import BASELINES, POSITION_LINEAR, POSITION_TREES, RANDOM_ENCODER
 from phenoica.score.contrasts import POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
 from phenoica.score.fold import (
     AUROC,
     CONCENTRATION_CONTRAST,
-    HOYER,
     L1,
     L2_CONTRAST,
     L2_METRICS,
@@ -30,6 +29,7 @@ from phenoica.score.fold import (
     table,
 )  # fmt: skip
 from phenoica.score.intervals import Interval, delong_interval, t_interval, weighted_mean
+from phenoica.score.names import MACRO_AVERAGED, PREVALENCE
 
 MACRO = "macro"
 OVER_FOLDS = -1
@@ -107,9 +107,14 @@ def _with_rotation_mean(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([frame, table(rows, frame.columns)], ignore_index=True) if rows else frame
 
 
+def _of_probe(rows: pd.DataFrame) -> pd.Series:
+    """Say which rows are of the L1 probe, or of the trees that stand beside it for the well's position."""
+    return (rows["probe"] == L1) | (rows["view"] == POSITION_TREES)
+
+
 def _macro_rows(rows: pd.DataFrame, held_out: Mapping[int, int]) -> list[dict[str, Any]]:
     """Average each contrast, also the differences of two views, over its perturbations, in every fold."""
-    single = rows[rows["metric"].isin([AUROC, HOYER])]
+    single = rows[rows["metric"].isin(MACRO_AVERAGED)]
     result = []
     for key, group in _groups(single, [c for c in _SCORE if c != "perturbation"] + ["view_minus", "fold"]):
         known = group[group["value"].notna()]
@@ -129,7 +134,7 @@ def _differences(rows: pd.DataFrame) -> list[dict[str, Any]]:
     Averages are taken of these differences, so both views are averaged over the same perturbations and folds.
     """
     single = rows["draw"].isna()  # rotation: the mean over draws
-    rows = rows[single & (rows["metric"] == AUROC) & (rows["probe"] == L1)]
+    rows = rows[single & (rows["metric"] == AUROC) & _of_probe(rows)]
     by_view: dict[str, dict[tuple, dict[str, Any]]] = {}
     for row in rows.to_dict("records"):
         key = tuple(row[c] for c in ("contrast", "perturbation", "scope", "fold"))
@@ -185,7 +190,7 @@ _CENTRE = ["contrast", "view", "probe", "metric", "scope", "draw", "view_minus"]
 
 def _macro_centres(rows: pd.DataFrame) -> dict[tuple, float]:
     """Return each macro average over folds: perturbations weigh alike, whatever number of folds and pairs they have."""
-    single = rows[rows["metric"].isin([AUROC, HOYER]) & rows["value"].notna()]
+    single = rows[rows["metric"].isin(MACRO_AVERAGED) & rows["value"].notna()]
     values: dict[tuple, list[float]] = {}
     for key, group in _groups(single, [*_CENTRE, "perturbation"]):
         found = weighted_mean(group["value"], _weights(key, group))
@@ -202,8 +207,10 @@ def _interval(key: Mapping[str, Any], known: pd.DataFrame, confidence: float, ce
     values, weights = known["value"].to_numpy(), _weights(key, known)
     macro = key.get("perturbation") == MACRO
     centre = centre if macro else None
+    if key["metric"] == PREVALENCE:  # a chance level: it has no error
+        return Interval(weighted_mean(values, weights) if centre is None else centre)
     if int(known["n_experiments"].sum()) >= intervals.MIN_EXPERIMENTS:
-        bounds = (-1.0, 1.0) if key["view_minus"] is not None else (0.0, 1.0)
+        bounds = names.bounds(key["metric"], difference=key["view_minus"] is not None)
         if key["metric"] in _UNBOUNDED:
             bounds = (1.0, float(known["n_components"].max()))
         elif key["metric"] == "concentration_corrected":
@@ -248,7 +255,7 @@ def _heading(total: pd.DataFrame, decided: Sequence[Mapping[str, Any]], config: 
 
 def _auroc_rows(total: pd.DataFrame) -> pd.DataFrame:
     return total[
-        (total["metric"] == AUROC) & (total["probe"] == L1) & (total["scope"] == POOLED) & total["view_minus"].isna()
+        (total["metric"] == AUROC) & _of_probe(total) & (total["scope"] == POOLED) & total["view_minus"].isna()
         & total["draw"].isna()
     ]  # fmt: skip
 
