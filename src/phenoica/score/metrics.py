@@ -97,10 +97,11 @@ def average_precision(labels: np.ndarray, scores: np.ndarray) -> float:
     ScoreError
         If one class is missing or a score is not finite.
     """
-    from sklearn.metrics import average_precision_score
-
     labels, scores = _checked(labels, scores)
-    return float(average_precision_score(labels, scores))
+    order = np.argsort(-scores, kind="stable")
+    last = np.flatnonzero(np.r_[np.diff(scores[order]) != 0, True])  # of each group of equal scores
+    found = np.cumsum(labels[order])[last]
+    return float((found / (last + 1)) @ np.diff(found, prepend=0) / found[-1])
 
 
 def chance_average_precision(n_positive: np.ndarray | int, n: np.ndarray | int) -> np.ndarray:

@@ -26,6 +26,9 @@ MAP_SAME, MAP_CROSS = "map_same_experiment", "map_cross_experiment"
 MAP_SAME_CHANCE, MAP_CROSS_CHANCE = f"{MAP_SAME}_chance", f"{MAP_CROSS}_chance"
 MAP_SAME_NORMALISED, MAP_CROSS_NORMALISED = f"{MAP_SAME}_normalised", f"{MAP_CROSS}_normalised"
 MAP_SAME_SINGLETONS, MAP_CROSS_SINGLETONS = f"{MAP_SAME}_singletons", f"{MAP_CROSS}_singletons"
+# probes compared, and effects on single components
+L2_CONTROL = ("max_decision_difference", "max_auroc_difference", "holds")
+CONCENTRATION = ("concentration_share", "concentration_corrected", "purity", "participation", "overlap")
 # a whole view
 DECODING, DECODING_CHANCE = "experiment_decoding", "experiment_decoding_chance"
 DELETION_GAIN, DELETION_AUROC, DELETION_DECODING = "deletion_gain", "deletion_auroc", "deletion_decoding"
@@ -34,6 +37,12 @@ REPLICATES = (
     CONSISTENCY, CONSISTENCY_CHANCE, CONSISTENCY_P, MAGNITUDE, MAGNITUDE_CHANCE, MAGNITUDE_P,
     MAP_SAME, MAP_SAME_CHANCE, MAP_SAME_NORMALISED, MAP_SAME_SINGLETONS,
     MAP_CROSS, MAP_CROSS_CHANCE, MAP_CROSS_NORMALISED, MAP_CROSS_SINGLETONS,
+)  # fmt: skip
+# every metric of the table of scores, as docs/method.md lists them; numbers in a name are <k> or <fraction>
+ALL = (
+    AUROC, AUROC_SD, AVERAGE_PRECISION, PREVALENCE, HOYER, GINI, f"{NON_ZERO}_at_<fraction>", f"{BEST_COMPONENTS}<k>",
+    *L2_CONTROL, *CONCENTRATION, *REPLICATES, DECODING, DECODING_CHANCE, DELETION_GAIN, DELETION_AUROC,
+    DELETION_DECODING,
 )  # fmt: skip
 MACRO_AVERAGED = (AUROC, AVERAGE_PRECISION, PREVALENCE, HOYER, GINI)  # over the perturbations of a contrast
 P_VALUES = (CONSISTENCY_P, MAGNITUDE_P)
@@ -57,7 +66,7 @@ def non_zero_at(fraction: float) -> str:
 
 
 def bounds(metric: str, *, difference: bool = False) -> tuple[float, float]:
-    """Return the smallest and the largest value of a metric, or of a difference of two; intervals are clipped to them."""
+    """Return the smallest and largest value of a metric, or of a difference of two; intervals are clipped to them."""
     low, high = (0.0, inf) if metric.startswith(NON_ZERO) else _BOUNDS.get(metric, (0.0, 1.0))
     return (low - high, high - low) if difference else (low, high)
 

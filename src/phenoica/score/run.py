@@ -173,7 +173,7 @@ def summarise(
     Raises
     ------
     ScoreError
-        If there is no fold, or the two lists do not belong together.
+        If there is no fold, the two lists do not belong together, or a table of views is not there.
     """
     if not fold_parquets or len(fold_parquets) != len(fold_jsons):
         raise ScoreError(
@@ -184,6 +184,9 @@ def summarise(
     for path, frame, record in zip(fold_jsons, rows, decided, strict=True):
         if set(frame["fold"]) != {record["fold"]}:
             raise ScoreError(f"{path}: fold {record['fold']} is not that of its table; give both lists in one order")
+    absent = [str(p) for p in view_parquets if not Path(p).is_file()]
+    if absent:
+        raise ScoreError(f"{absent[0]}: no such table; run `phenoica score-views` for every fold first")
     of_views = [table(pd.read_parquet(p).to_dict("records"), schema.SCORE_COLUMNS) for p in view_parquets]
     scores = _whole_table(over_folds(rows, decided, config), of_views, config)
     write_parquet(out_parquet, scores)

@@ -74,7 +74,8 @@ class ViewScorer:
         return {
             "view": feature.view, "draw": feature.draw, "test_data_used": feature.test_data_used,
             "probe": names.NO_PROBE, "scope": POOLED, "n_components": feature.values.shape[1],
-            "fold": self.scorer.fold, "n_case": 0, "n_reference": 0, "n_experiments": len(np.unique(self.scorer.experiments[self.test])), **known,
+            "fold": self.scorer.fold, "n_case": 0, "n_reference": 0,
+            "n_experiments": len(np.unique(self.scorer.experiments[self.test])), **known,
         }  # fmt: skip
 
     def _perturbations(self) -> Iterator[tuple[Contrast, Split]]:
