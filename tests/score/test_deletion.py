@@ -101,8 +101,9 @@ def test_caps_keep_classes_and_are_seeded():
 
 
 def fold_table(fold, gain, experiments=2):
+    reason = None if gain is not None else "one_test_batch"
     rows = [{"view": "ica", "view_minus": "rotation", "metric": DELETION_GAIN, "value": gain, "fold": fold,
-             "n_experiments": experiments, "n_contrasts": 3, "reason": None if gain is not None else "one_test_batch"}]  # fmt: skip
+             "n_experiments": experiments, "n_contrasts": 3, "reason": reason}]  # fmt: skip
     return deletion.table(rows)
 
 
