@@ -154,6 +154,22 @@ def test_the_table_has_doses_and_the_maximum(consensus_of, settings):
     assert auroc.loc["dose_0.1", "value"] < 1 and (auroc["n_known"] == 1).all()
 
 
+def test_weak_actions_are_neither_active_nor_negative(consensus_of, settings, monkeypatch):
+    """0.5 uM is active, 5 uM is left out, 20 uM and unknown ones may be drawn as negatives."""
+    seen = {}
+
+    def record(similarity, active, candidates, **_):
+        seen.update(active=active.copy(), candidates=candidates.copy())
+        return {}
+
+    monkeypatch.setattr(known_biology, "compound_gene_scores", record)
+    known_biology_table(consensus_of, settings(), compound_targets=TARGETS)
+    place = {name: i for i, name in enumerate(sorted(f"c{c}" for c in range(1, 41)))}
+    assert np.flatnonzero(seen["active"][0]).tolist() == [place["c1"]] and seen["active"].sum() == 1
+    assert sorted(np.flatnonzero(~seen["candidates"][0])) == sorted([place["c1"], place["c2"]])
+    assert seen["candidates"][0, place["c3"]] and seen["candidates"][1:].all()
+
+
 def test_files(consensus_of, settings, tmp_path):
     consensus_of.write_h5ad(tmp_path / "c.h5ad")
     TARGETS.to_csv(tmp_path / "t.csv", index=False)
