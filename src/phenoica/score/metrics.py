@@ -152,13 +152,9 @@ def hoyer(weights: np.ndarray) -> float | None:
     ScoreError
         If a weight is not finite.
     """
-    weights = np.abs(np.asarray(weights, dtype=np.float64))
-    if not np.isfinite(weights).all():
-        raise ScoreError("sparsity needs finite weights")
-    n = len(weights)
-    if n < 2 or not weights.any():
+    weights, n = _sizes(weights), len(weights)
+    if n < 2 or weights is None:
         return None
-    weights = weights / weights.max()  # so that squares of tiny weights do not underflow
     value = (np.sqrt(n) - weights.sum() / np.sqrt((weights**2).sum())) / (np.sqrt(n) - 1)
     return float(np.clip(value, 0.0, 1.0))
 
@@ -183,15 +179,19 @@ def gini(weights: np.ndarray) -> float | None:
     ScoreError
         If a weight is not finite.
     """
-    weights = np.sort(np.abs(np.asarray(weights, dtype=np.float64)))
+    weights, n = _sizes(weights), len(weights)
+    if weights is None:
+        return None
+    rank = np.arange(1, n + 1)
+    return float(max(0.0, 1.0 - 2.0 * (np.sort(weights) / weights.sum() * (n - rank + 0.5)).sum() / n))
+
+
+def _sizes(weights: np.ndarray) -> np.ndarray | None:
+    """Return the sizes of weights relative to the largest, so that squares of tiny ones do not underflow, or None."""
+    weights = np.abs(np.asarray(weights, dtype=np.float64))
     if not np.isfinite(weights).all():
         raise ScoreError("sparsity needs finite weights")
-    n = len(weights)
-    if not weights.any():
-        return None
-    weights = weights / weights[-1]
-    rank = np.arange(1, n + 1)
-    return float(max(0.0, 1.0 - 2.0 * (weights / weights.sum() * (n - rank + 0.5)).sum() / n))
+    return weights / weights.max() if weights.any() else None
 
 
 def ranking(effects: np.ndarray) -> np.ndarray:
