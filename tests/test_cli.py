@@ -52,7 +52,9 @@ def test_verbs_run_without_snakemake_in_the_default_places(tiny_screen, tmp_path
     config.write_text(json.dumps(cfg))
     verbs = [["plates"], ["embed", "--unit", "0"], ["embed", "--unit", "1"], ["assemble"], ["qc"]]
     verbs += [["disentangle"], ["disentangle", "--fold", "0"], ["disentangle", "--fold", "1"], ["views"]]
-    verbs += [["score", "--fold", "0"], ["score", "--fold", "1"], ["summarise"], ["report-plate-index"]]
+    verbs += [["score", "--fold", "0"], ["score", "--fold", "1"]]
+    verbs += [["score-views", "--fold", "0"], ["score-views", "--fold", "1"], ["summarise"], ["deletion"]]
+    verbs += [["consensus"], ["report-plate-index"]]
     verbs += [["report-plates", "--experiment", "gene-001"], ["report-plates", "--experiment", "gene-002"]]
     verbs += [["report-scores"], ["report-index"]]
     for arguments in verbs:
@@ -61,8 +63,10 @@ def test_verbs_run_without_snakemake_in_the_default_places(tiny_screen, tmp_path
     root = tiny_screen.folder / "results/tiny"
     assert len(pd.read_parquet(root / "qc/wells.parquet")) == 16
     scores = pd.read_parquet(root / "score/scores.parquet")
-    held_out = scores[(scores["perturbation"] == "PLK1") & (scores["scope"] != "in_distribution")]
-    assert held_out["reason"].str.contains("few_train_wells").all()
+    probed = scores[(scores["metric"] == "auroc") & (scores["scope"] != "in_distribution")]
+    assert probed.loc[probed["perturbation"] == "PLK1", "reason"].str.contains("few_train_wells").all()
+    assert (scores["value"].notna() | scores["reason"].notna()).all()
+    assert (root / "score/deletion.parquet").is_file() and (root / "score/consensus.h5ad").is_file()
     assert "fewer than score.min_wells wells" in (root / "score/scores.txt").read_text()
     for page in ("index.html", "report/score.html", "report/plates/index.html", "report/plates/gene-002/1.html"):
         assert (root / page).read_text().startswith("<!DOCTYPE html>")

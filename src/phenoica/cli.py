@@ -485,28 +485,133 @@ def score(
     )  # fmt: skip
 
 
+@app.command("score-views")
+def score_views(
+    config: Config,
+    fold: Fold,
+    embeddings: _path("embeddings.h5ad.") = None,
+    qc_wells: _path("Flags of each well (parquet).") = None,
+    folds: _path("folds.csv.") = None,
+    states: _path("Folder of the fold's states.") = None,
+    out: _path("Scores of the fold's views (parquet).") = None,
+    deletion: _path("Deletion curves of the fold (parquet).") = None,
+    decisions: _path("What the training side decided (json).") = None,
+) -> None:
+    """Score one fold's views as wholes: replicates, decodability of the batch, best components, deletion curve."""
+    from phenoica.score.run import score_views as write
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    write(
+        embeddings or paths.embeddings, qc_wells or paths.qc_wells, folds or paths.plates("folds.csv"),
+        states or paths.fold(fold), fold, out or paths.score_views(fold), deletion or paths.deletion_fold(fold),
+        decisions or paths.score_views(fold, "json"), cfg,
+    )  # fmt: skip
+
+
+@app.command()
+def deletion(
+    config: Config,
+    folds: Annotated[list[Path] | None, typer.Argument(help="Deletion curves of each fold (parquet).")] = None,
+    out: _path("The deletion curves of all folds (parquet).") = None,
+) -> None:
+    """Join the deletion curves of the folds, with the areas between them and their intervals."""
+    from phenoica.score.run import summarise_deletion
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    summarise_deletion(folds or [paths.deletion_fold(k) for k in _folds(paths)], out or paths.deletion, cfg)
+
+
+def _folds(paths: RunPaths) -> list[str]:
+    """Return the folds of a run, from units.csv."""
+    import pandas as pd
+
+    units = pd.read_csv(paths.plates("units.csv"), dtype=str, keep_default_na=False)
+    return units["name"][units["kind"] == "fold"].tolist()
+
+
+@app.command()
+def consensus(
+    config: Config,
+    disentangled: _path("disentangled.h5ad.") = None,
+    out: _path("consensus.h5ad.") = None,
+    concordance: _path("Concordance of the guides of each gene (csv).") = None,
+) -> None:
+    """Average wells to guides and guides to perturbations (exploration fit), and say whether guides of a gene agree."""
+    from phenoica.score.consensus import write_consensus
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    write_consensus(
+        disentangled or paths.disentangled, out or paths.consensus, concordance or paths.guide_concordance, cfg
+    )
+
+
+@app.command("known-biology")
+def known_biology(
+    config: Config,
+    consensus: _path("consensus.h5ad.") = None,
+    gene_pairs: Annotated[
+        Path | None, typer.Option(help="Table of related genes. Default: known_biology.gene_pairs.")
+    ] = None,
+    gene_positions: Annotated[
+        Path | None, typer.Option(help="Table of chromosome arms. Default: known_biology.gene_positions.")
+    ] = None,
+    compound_targets: Annotated[
+        Path | None, typer.Option(help="Table of targets. Default: known_biology.compound_targets.")
+    ] = None,
+    out: _path("What is found again (csv).") = None,
+) -> None:
+    """Compare the consensus with tables of known gene-gene relations and compound-gene activities."""
+    from phenoica.score.known_biology import write_known_biology
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    given = {"gene_pairs": gene_pairs, "gene_positions": gene_positions, "compound_targets": compound_targets}
+    tables = {name: path or cfg["known_biology"][name] for name, path in given.items()}
+    write_known_biology(consensus or paths.consensus, out or paths.known_biology, cfg, **tables)
+
+
+@app.command()
+def scib(
+    config: Config,
+    view: Annotated[str, typer.Option(help="raw, pca, ica, tvn, pca_cs, biology or batch, of the exploration fit.")],
+    disentangled: _path("disentangled.h5ad.") = None,
+    out: _path("The metrics (csv).") = None,
+) -> None:
+    """Give a view to scib-metrics (pip install 'phenoica[scib]'): how well batches mix and perturbations stay apart."""
+    from phenoica.score.scib import write_scib
+
+    cfg = load(config)
+    paths = RunPaths.of(cfg)
+    write_scib(disentangled or paths.disentangled, view, out or paths.scib(view), cfg)
+
+
 @app.command()
 def summarise(
     config: Config,
     folds: Annotated[list[Path] | None, typer.Argument(help="Scores of each fold (parquet), json beside.")] = None,
+    views: Annotated[
+        list[Path] | None,
+        typer.Option(help="Scores of each fold's views (parquet); may be repeated. Default: those in results/<run>/."),
+    ] = None,
     out_parquet: _path("The score table (parquet).") = None,
     out_csv: _path("The score table (csv).") = None,
     out_txt: _path("The short printed table (txt).") = None,
     out_hits: _path("The list of hits (csv).") = None,
 ) -> None:
     """Join the folds into the score table, with intervals, tests and macro averages, and list the hits."""
-    import pandas as pd
-
     from phenoica.score.run import summarise as join
 
     cfg = load(config)
     paths = RunPaths.of(cfg)
     if not folds:
-        units = pd.read_csv(paths.plates("units.csv"), dtype=str, keep_default_na=False)
-        folds = [paths.score_fold(k) for k in units["name"][units["kind"] == "fold"]]
+        folds = [paths.score_fold(k) for k in _folds(paths)]
+        views = views or [paths.score_views(k) for k in _folds(paths)]
     join(
         folds, [f.with_suffix(".json") for f in folds], out_parquet or paths.scores("parquet"),
-        out_csv or paths.scores("csv"), out_txt or paths.scores("txt"), cfg,
+        out_csv or paths.scores("csv"), out_txt or paths.scores("txt"), cfg, view_parquets=views or (),
         out_hits=out_hits or paths.score_file("hits.csv"),
     )  # fmt: skip
 

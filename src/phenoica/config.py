@@ -194,6 +194,9 @@ def _check_together(config: Mapping[str, Any], where: str) -> None:
             f"score.rotation_draws is {config['score']['rotation_draws']}, but disentangle.rotation_draws fits only "
             f"{config['disentangle']['rotation_draws']}"
         )
+    known = config["known_biology"]
+    if known["gene_positions"] and not known["gene_pairs"]:
+        problems.append("known_biology.gene_positions is set without gene_pairs; name the pairs, or leave it out")
     if problems:
         raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
 
@@ -330,6 +333,38 @@ class RunPaths:
     def score_fold(self, fold: int | str, kind: str = "parquet") -> Path:
         """Return the scores (parquet) or the training-side decisions (json) of a fold."""
         return self.root / "score" / f"fold-{fold}.{kind}"
+
+    def score_views(self, fold: int | str, kind: str = "parquet") -> Path:
+        """Return the scores of a fold's views as wholes (parquet), or what their training side decided (json)."""
+        return self.root / "score" / f"views-{fold}.{kind}"
+
+    def deletion_fold(self, fold: int | str) -> Path:
+        """Return the deletion curves of a fold."""
+        return self.root / "score" / f"deletion-{fold}.parquet"
+
+    @property
+    def deletion(self) -> Path:
+        """The deletion curves of all folds, with their areas."""
+        return self.root / "score" / "deletion.parquet"
+
+    @property
+    def consensus(self) -> Path:
+        """AnnData of guides and perturbations."""
+        return self.root / "score" / "consensus.h5ad"
+
+    @property
+    def guide_concordance(self) -> Path:
+        """Whether guides of one gene agree, a row a view and gene (csv)."""
+        return self.root / "score" / "guide_concordance.csv"
+
+    @property
+    def known_biology(self) -> Path:
+        """What is found again of known biology (csv)."""
+        return self.root / "score" / "known_biology.csv"
+
+    def scib(self, view: str) -> Path:
+        """Return the metrics of scib for a view (csv)."""
+        return self.root / "score" / f"scib-{view}.csv"
 
     def scores(self, kind: str) -> Path:
         """Return the score table as parquet, csv or (short and printable) txt."""

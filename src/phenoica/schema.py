@@ -104,6 +104,11 @@ UNS_KEYS = (
     "encoder_saw_test_images",
 )  # fmt: skip
 
+# consensus.h5ad: obs beside perturbation, treatment, concentration, perturbation_type and control
+LEVEL = "level"  # guide or perturbation
+GUIDE = "guide"
+N_WELLS, N_GUIDES, N_EXPERIMENTS = "n_wells", "n_guides", "n_experiments"
+
 # labels of a component
 BIOLOGY, BATCH, POSITION, MIXED, UNEXPLAINED = "biology", "batch", "position", "mixed", "unexplained"
 COMPONENT_LABELS = (BIOLOGY, BATCH, POSITION, MIXED, UNEXPLAINED)

@@ -1,6 +1,8 @@
+import itertools
+
 import numpy as np
 import pytest
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import average_precision_score, roc_auc_score
 
 from phenoica.errors import ScoreError
 from phenoica.score import metrics
@@ -76,3 +78,48 @@ def test_concentration_by_hand():
 def test_effects_must_not_be_negative():
     with pytest.raises(ScoreError, match="at least 0"):
         metrics.participation(np.array([1.0, -1]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_average_precision_by_hand_and_its_chance_by_enumeration(seed):
+    # ranks of cases 1 and 3 of 4: (1 + 2/3) / 2
+    assert metrics.average_precision([1, 0, 1, 0], [0.9, 0.8, 0.7, 0.1]) == pytest.approx(5 / 6)
+    assert metrics.average_precision([1, 0, 0, 0], np.zeros(4)) == 0.25  # no order: the prevalence
+    rng = np.random.default_rng(seed)
+    labels = np.r_[True, False, rng.random(50) < 0.2]
+    for scores in (rng.standard_normal(52), rng.integers(0, 5, 52).astype(float)):
+        assert metrics.average_precision(labels, scores) == pytest.approx(average_precision_score(labels, scores))
+    n_case, n = 2 + seed, 6
+    every = [
+        metrics.average_precision(np.isin(np.arange(n), chosen), -np.arange(n))
+        for chosen in itertools.combinations(range(n), n_case)
+    ]
+    assert metrics.chance_average_precision(n_case, n) == pytest.approx(np.mean(every))
+    pairs = np.array([1, 2, 3]), np.array([1, 9, 3])
+    single = [float(metrics.chance_average_precision(m, n)) for m, n in zip(*pairs, strict=True)]
+    np.testing.assert_allclose(metrics.chance_average_precision(*pairs), single)
+    assert metrics.chance_average_precision(1, 1) == 1
+
+
+def test_chance_of_average_precision_is_that_of_copairs():
+    from copairs.map.normalization import expected_ap
+
+    for m, n in ((1, 5), (4, 9), (10, 200)):
+        assert metrics.chance_average_precision(m, m + n) == pytest.approx(expected_ap(m, n), rel=1e-12)
+    with pytest.raises(ScoreError, match="at least one positive"):
+        metrics.chance_average_precision(0, 4)
+
+
+def test_gini_known_values():
+    assert metrics.gini([2.0, -2, 2, -2]) == pytest.approx(0)
+    assert metrics.gini([0, 0, -3.0, 0]) == pytest.approx(0.75)  # 1 - 1/n
+    # |w| ascending 1, 3: 1 - 2 (1/4 * 3/2 + 3/4 * 1/2) / 2
+    assert metrics.gini([3.0, -1]) == pytest.approx(0.25)
+    assert metrics.gini(np.array([3.0, -1]) * 1e-200) == pytest.approx(0.25)
+    rng = np.random.default_rng(0)
+    w = np.abs(rng.standard_normal(9))  # mean absolute difference over twice the mean
+    expected = np.abs(w[:, None] - w[None, :]).mean() / (2 * w.mean())
+    assert metrics.gini(w) == pytest.approx(expected, rel=1e-12)
+    assert metrics.gini(np.zeros(4)) is None
+    with pytest.raises(ScoreError, match="finite"):
+        metrics.gini([np.nan, 1])

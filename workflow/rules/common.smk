@@ -121,6 +121,26 @@ def get_fold_decisions(wildcards):
     return [PATHS.score_fold(fold, "json") for fold in units("fold")]
 
 
+def get_view_scores(wildcards):
+    return [PATHS.score_views(fold) for fold in units("fold")]
+
+
+def views_option(wildcards, input):
+    """Return the options that name the scores of the folds' views."""
+    return [part for path in input.views for part in ("--views", path)]
+
+
+def get_deletion_curves(wildcards):
+    return [PATHS.deletion_fold(fold) for fold in units("fold")]
+
+
+def get_known_tables(wildcards):
+    """Return the tables of known biology that the configuration names, by key."""
+    known = CONFIG["known_biology"]
+    names = ("gene_pairs", "gene_positions", "compound_targets")
+    return {name: known[name] for name in names if known[name]}
+
+
 def metadata_option(wildcards, input):
     """Return the option that names the metadata; profiles may say themselves what their wells are."""
     return ["--metadata", input.metadata] if input.metadata else []
@@ -140,13 +160,9 @@ def get_scored(wildcards):
     """Return the files that need a held-out fold; a run of one experiment has none."""
     if not units("fold"):
         return []
-    return [
-        PATHS.disentangled,
-        PATHS.scores("csv"),
-        PATHS.scores("txt"),
-        PATHS.score_file("contrasts.csv"),
-        PATHS.report("score.html"),
-    ]
+    scored = [PATHS.disentangled, PATHS.scores("csv"), PATHS.scores("txt"), PATHS.report("score.html")]
+    scored += [PATHS.score_file("contrasts.csv"), PATHS.deletion, PATHS.consensus, PATHS.guide_concordance]
+    return scored + ([PATHS.known_biology] if get_known_tables(wildcards) else [])
 
 
 def get_scores(wildcards):

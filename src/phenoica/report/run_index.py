@@ -99,6 +99,11 @@ def _data(paths: RunPaths, config: Mapping[str, Any]) -> Iterator[tuple]:
     yield paths.disentangled, "disentangled.h5ad", "AnnData: every well in the views of the exploration fit", True
     yield paths.embeddings, "embeddings.h5ad", f"AnnData: {content}"
     yield paths.scores("csv"), "scores.csv", "the score table, one row a score", True
+    yield paths.deletion, "deletion.parquet", "scores while batch-bound components are dropped", True
+    yield paths.consensus, "consensus.h5ad", "guides and perturbations (exploration fit)", True
+    yield paths.guide_concordance, "guide_concordance.csv", "whether the guides of a gene agree", True
+    if any(config["known_biology"][name] for name in ("gene_pairs", "compound_targets")):
+        yield paths.known_biology, "known_biology.csv", "what is found again of known biology", True
     places = "where its profile is" if profiles else "image locations"
     yield paths.plates("wells.parquet"), "wells.parquet", f"every well: metadata, controls, {places}"
     yield paths.plates("design.csv"), "design.csv", "every treatment: label, control, wells, addresses"

@@ -16,8 +16,8 @@ import pandas as pd
 
 from phenoica import schema
 from phenoica.errors import SchemaError
-from phenoica.report import figures, pages
-from phenoica.score.baselines import BASELINES, PERMUTED
+from phenoica.report import figures, pages, view_tables
+from phenoica.score.baselines import BASELINES, PERMUTED, POSITION_TREES
 from phenoica.score.contrasts import CONTRASTS, CUTTING, OF_FOLDS, POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
 from phenoica.score.intervals import WITHIN_EXPERIMENTS
 from phenoica.score.printed import position_lines
@@ -89,6 +89,8 @@ def write(
         differences=differences(total),
         training=training(total),
         shape=shape_table(total),
+        whole_views=view_tables.view_table(total, _cell, in_order),
+        deletion=view_tables.deletion_rows(total, _cell),
         concentration_heads=[CONCENTRATION_HEADS[name] for name in CONCENTRATION],
         chance=concentration_chance(total),
         perturbations=perturbation_table(total),
@@ -132,7 +134,7 @@ def _held_out(total: pd.DataFrame, scope: str) -> pd.DataFrame:
 def _l1_rows(total: pd.DataFrame, scope: str) -> pd.DataFrame:
     return total[
         (total["metric"] == AUROC)
-        & (total["probe"] == L1)
+        & ((total["probe"] == L1) | (total["view"] == POSITION_TREES))
         & (total["scope"] == scope)
         & total["draw"].isna()
         & total["view_minus"].isna()

@@ -19,8 +19,8 @@ import pandas as pd
 from phenoica import schema
 from phenoica.errors import ScoreError
 from phenoica.score.intervals import MIN_EXPERIMENTS, t_interval
-from phenoica.score.rows import AUROC, L1, POOLED
-from phenoica.score.summary import MACRO, OVER_FOLDS, is_held_out
+from phenoica.score.rows import AUROC, POOLED
+from phenoica.score.summary import MACRO, OVER_FOLDS, is_held_out, of_probe
 
 COMPARE_COLUMNS = (
     "contrast", "perturbation", "view", "first", "second", "difference", "ci_low", "ci_high", "ci_kind",
@@ -121,7 +121,7 @@ def _auroc(run: Run, renamed: Mapping[int, int]) -> pd.DataFrame:
     """Return the held-out AUROC of single perturbations in some folds, under the other run's fold numbers."""
     rows = run.scores
     rows = rows[
-        (rows["metric"] == AUROC) & (rows["probe"] == L1) & (rows["scope"] == POOLED) & rows["draw"].isna()
+        (rows["metric"] == AUROC) & of_probe(rows) & (rows["scope"] == POOLED) & rows["draw"].isna()
         & rows["view_minus"].isna() & (rows["perturbation"] != MACRO) & rows["fold"].isin(list(renamed))
         & rows["value"].notna() & is_held_out(rows)
     ]  # fmt: skip

@@ -52,12 +52,26 @@ REASONS = {
     "floor_above_threshold": "cannot be tested: even a perfect separation of so few wells has a p above the threshold",
     "folds_differ": "the folds of the two runs hold different experiments, so there is no interval over folds",
     "no_batch_effect": "no component carries the batch in training, so none can be ranked highest",
+    "singleton": "fewer than two replicates on held-out plates with reference controls",
+    "no_reference_on_plate": "no held-out plate holds the perturbation and reference controls",
+    "no_fit_controls": "a held-out batch has no fit control, so its wells have no origin for a cosine",
+    "no_same_experiment_pairs": "no replicates and references on two plates of one held-out experiment",
+    "no_cross_experiment_pairs": "no replicates in two held-out experiments",
+    "one_test_batch": "fewer than two batches with two plates of reference controls each, so none can be told apart",
+    "few_references": "no more reference controls than batches are left to train on",
+    "no_variance_in_references": "the reference controls do not differ at all",
+    "few_components": "the view has fewer components",
+    "no_contrast": "no contrast can be tested in this fold",
+    "no_rotated_view": "neither pca, nor rotation, nor ica is among the views",
+    "one_draw": "fewer than two random rotations, so no spread",
 }
 
 
 # reasons of single folds: in a row over folds that has a value, they speak of the folds that are not in it
 OF_FOLDS = ("no_reference", "few_train_wells", "few_test_wells", "missing_values", "no_effect", "no_training_effect",
-            "one_batch", "no_batch_effect")  # fmt: skip
+            "one_batch", "no_batch_effect", "singleton", "no_reference_on_plate", "no_fit_controls",
+            "no_same_experiment_pairs", "no_cross_experiment_pairs", "one_test_batch", "few_references",
+            "no_variance_in_references", "no_contrast")  # fmt: skip
 
 
 @dataclass(frozen=True)

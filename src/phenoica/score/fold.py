@@ -25,12 +25,12 @@ from phenoica.score.intervals import delong_variance
 from phenoica.score.l1_path import Problem
 from phenoica.score.penalty import Fraction, choose_fractions, inner_splits
 from phenoica.score.presets import parse
+from phenoica.score.probe_rows import path_rows, position_tree_rows, precision_rows, sparsity_rows
 from phenoica.score.probes import L1Path, Probe, fit_l1_paths, fit_l2, l2_control
 from phenoica.score.rows import (
     ALL,
     AUROC,
     FOLD_COLUMNS,
-    HOYER,
     L1,
     L2,
     L2_CONTRAST,
@@ -158,10 +158,13 @@ class FoldScorer:
         for feature in track(probed, len(probed), f"score fold {self.fold}", "view"):
             for fit in fits[feature.key]:
                 rows += self._l1_rows(feature, fit, width)
+        records = {key: {f.name: f.record() for f in found if f.path} for key, found in fits.items()}
+        rows += position_tree_rows(self)
+        rows += path_rows(records, probed, self.fold, len(set(self.experiments[~self.train])))
         rows += self._l2_rows([f for f in probed if f.view in ROTATED])
         rows += in_distribution_rows(self, probed, fractions) + shift_rows(self, probed, fractions)
         concentrated, ranks = concentration_rows(self, rotated)
-        return table(rows + concentrated, FOLD_COLUMNS), self._decided(fractions, fits, ranks)
+        return table(rows + concentrated, FOLD_COLUMNS), self._decided(fractions, records, ranks)
 
     def _fractions(self, probed: Sequence[Features]) -> dict[str, Fraction]:
         """Choose each view's lambda fraction; permuted labels take that of the view whose features they share."""
@@ -219,6 +222,7 @@ class FoldScorer:
         if not fit.probe.weights.any():
             base["reason"] = "no_weights"
         scores = fit.probe.decision(feature.values[fit.part.test])
+        rows += precision_rows(base, fit.test_labels, scores)
         if feature.draw is None:
             found = inference.rank_sum(fit.test_labels, scores, self.plates[fit.part.test])
             rows += inference.fold_rows(base, found, POOLED)
@@ -238,9 +242,7 @@ class FoldScorer:
     ) -> list[dict[str, Any]]:
         if feature.view in BASELINES or feature.values.shape[1] != width:
             return []
-        value = metrics.hoyer(fit.sparse_probe.weights)
-        reason = None if value is not None else "no_weights"
-        return [{**base, "metric": HOYER, "scope": POOLED, "value": value, "reason": reason}]
+        return sparsity_rows(base, fit.sparse_probe.weights)
 
     def _auroc_rows(
         self, base: Mapping[str, Any], part: Split, labels: np.ndarray, scores: np.ndarray
@@ -285,7 +287,7 @@ class FoldScorer:
         return rows + [{**base, "metric": name, "value": float(result[name])} for name in L2_METRICS]
 
     def _decided(
-        self, fractions: Mapping[str, Fraction], fits: Mapping[str, Sequence[Fit]], ranks: Mapping[str, Any]
+        self, fractions: Mapping[str, Fraction], records: Mapping[str, Any], ranks: Mapping[str, Any]
     ) -> dict[str, Any]:
         return {
             "fold": self.fold,
@@ -300,6 +302,6 @@ class FoldScorer:
                              "standard_error": list(f.standard_error)},
                 } for key, f in fractions.items()
             },
-            "probes": {key: {f.name: f.record() for f in found if f.path} for key, found in fits.items()},
+            "probes": records,
             "ranking": ranks,
         }  # fmt: skip

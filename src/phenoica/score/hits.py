@@ -16,7 +16,7 @@ from phenoica.score import inference
 from phenoica.score.baselines import BASELINES, CELL_COUNT
 from phenoica.score.in_distribution import IN_DISTRIBUTION
 from phenoica.score.intervals import OVER_FOLDS
-from phenoica.score.rows import AUROC, L1, POOLED, WITHIN
+from phenoica.score.rows import AUROC, POOLED, WITHIN
 from phenoica.score.summary import (
     CONFOUNDED,
     DETECTABLE,
@@ -25,6 +25,7 @@ from phenoica.score.summary import (
     POSITION_OVERLAP,
     ROTATION,
     is_held_out,
+    of_probe,
 )
 from phenoica.score.summary import OVER_FOLDS as ALL_FOLDS
 
@@ -78,7 +79,7 @@ def hits(scores: pd.DataFrame, config: Mapping[str, Any]) -> pd.DataFrame:
             is set. holds_for says for which experiments, reason why not, or what is missing.
     """
     total = scores[
-        (scores["fold"] == ALL_FOLDS) & (scores["probe"] == L1) & scores["draw"].isna() & scores["view_minus"].isna()
+        (scores["fold"] == ALL_FOLDS) & of_probe(scores) & scores["draw"].isna() & scores["view_minus"].isna()
         & (scores["perturbation"] != MACRO) & is_held_out(scores)
     ]  # fmt: skip
     auroc = total[(total["metric"] == AUROC) & ~total["view"].isin(NO_VIEWS)]

@@ -18,9 +18,8 @@ import pandas as pd
 
 from phenoica.errors import ScoreError
 from phenoica.score.intervals import fold_correlation, joint_variance
+from phenoica.score.names import ARRANGEMENTS, P_FLOOR, P_VALUE, Q_VALUE, RANK_SUM
 
-RANK_SUM, ARRANGEMENTS = "rank_sum", "log10_arrangements"  # rows of single folds
-P_VALUE, P_FLOOR, Q_VALUE = "p_value", "p_floor", "q_value"  # rows over folds
 HOLM, BENJAMINI_HOCHBERG = "Holm", "Benjamini-Hochberg"
 HOLM_AT_MOST = 10  # comparisons of a family that is a short list and not a screen
 _SAME = ["contrast", "perturbation", "view", "test_data_used", "probe", "scope", "draw"]

@@ -1,8 +1,8 @@
-"""Pure scores of arrays: AUROC, sparsity of probe weights, and concentration of effects on few components.
+"""Pure scores of arrays: AUROC, average precision, sparsity of probe weights, concentration on few components.
 
 Arrays come in, plain numbers go out; nothing here knows of files, views or folds. Formulas: AUROC is the Mann-Whitney
-statistic; sparsity is Hoyer's (2004), as in Hurley and Rickard (2009); the exact concentration of Nelson et al. (2026)
-is not public, so several readings of it stand side by side.
+statistic; sparsity is Hoyer's (2004) and Gini's, as in Hurley and Rickard (2009); the exact concentration of Nelson et
+al. (2026) is not public, so several readings of it stand side by side. docs/method.md lists every metric.
 """
 
 from __future__ import annotations
@@ -79,6 +79,52 @@ def auroc_within(labels: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> 
     return total / pairs, pairs
 
 
+def average_precision(labels: np.ndarray, scores: np.ndarray) -> float:
+    """Return the average precision: sum over thresholds of precision x gain in recall, as scikit-learn computes it.
+
+    Its chance level is the prevalence (share of cases), not one half; wells of equal score enter together.
+
+    Parameters
+    ----------
+    labels, scores
+        (n,) as in `auroc`.
+
+    Returns
+    -------
+    float
+        In (0, 1].
+
+    Raises
+    ------
+    ScoreError
+        If one class is missing or a score is not finite.
+    """
+    labels, scores = _checked(labels, scores)
+    order = np.argsort(-scores, kind="stable")
+    last = np.flatnonzero(np.r_[np.diff(scores[order]) != 0, True])  # of each group of equal scores
+    found = np.cumsum(labels[order])[last]
+    return float((found / (last + 1)) @ np.diff(found, prepend=0) / found[-1])
+
+
+def chance_average_precision(n_positive: np.ndarray | int, n: np.ndarray | int) -> np.ndarray:
+    """Return the expected average precision of a random order of `n` items, `n_positive` of them positive.
+
+    Exact: (H_n + (M - 1) / (n - 1) (n - H_n)) / n with M positives and H_n the n-th harmonic number (Bestgen 2015). It
+    is above the prevalence M / n, the more so the fewer items there are.
+
+    Parameters
+    ----------
+    n_positive, n
+        Integers or arrays of one shape, 1 <= n_positive <= n.
+    """
+    n_positive, n = np.asarray(n_positive, dtype=np.float64), np.asarray(n, dtype=np.int64)
+    if (n_positive < 1).any() or (n_positive > n).any():
+        raise ScoreError("average precision needs at least one positive item, and no more of them than items")
+    harmonic = np.concatenate([[0.0], np.cumsum(1.0 / np.arange(1, int(n.max()) + 1))])[n]
+    others = np.where(n > 1, (n_positive - 1) / np.maximum(n - 1, 1), 1.0)
+    return (harmonic + others * (n - harmonic)) / n
+
+
 def _checked(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     labels, scores = np.asarray(labels).astype(bool), np.asarray(scores, dtype=np.float64)
     if labels.shape != scores.shape or labels.ndim != 1:
@@ -108,15 +154,46 @@ def hoyer(weights: np.ndarray) -> float | None:
     ScoreError
         If a weight is not finite.
     """
+    weights, n = _sizes(weights), len(weights)
+    if n < 2 or weights is None:
+        return None
+    value = (np.sqrt(n) - weights.sum() / np.sqrt((weights**2).sum())) / (np.sqrt(n) - 1)
+    return float(np.clip(value, 0.0, 1.0))
+
+
+def gini(weights: np.ndarray) -> float | None:
+    """Return the Gini index, 1 - 2 sum_k (w_(k) / |w|_1)(n - k + 1/2) / n with |w| ascending: 0 for equal weights.
+
+    Hurley and Rickard (2009). A single weight gives 1 - 1/n.
+
+    Parameters
+    ----------
+    weights
+        (n,) float. Compare only vectors of equal n, on standardised inputs.
+
+    Returns
+    -------
+    float or None
+        In [0, 1); None where it is 0/0, that is when every weight is zero.
+
+    Raises
+    ------
+    ScoreError
+        If a weight is not finite.
+    """
+    weights, n = _sizes(weights), len(weights)
+    if weights is None:
+        return None
+    rank = np.arange(1, n + 1)
+    return float(max(0.0, 1.0 - 2.0 * (np.sort(weights) / weights.sum() * (n - rank + 0.5)).sum() / n))
+
+
+def _sizes(weights: np.ndarray) -> np.ndarray | None:
+    """Return the sizes of weights relative to the largest, so that squares of tiny ones do not underflow, or None."""
     weights = np.abs(np.asarray(weights, dtype=np.float64))
     if not np.isfinite(weights).all():
         raise ScoreError("sparsity needs finite weights")
-    n = len(weights)
-    if n < 2 or not weights.any():
-        return None
-    weights = weights / weights.max()  # so that squares of tiny weights do not underflow
-    value = (np.sqrt(n) - weights.sum() / np.sqrt((weights**2).sum())) / (np.sqrt(n) - 1)
-    return float(np.clip(value, 0.0, 1.0))
+    return weights / weights.max() if weights.any() else None
 
 
 def ranking(effects: np.ndarray) -> np.ndarray:

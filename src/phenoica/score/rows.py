@@ -8,12 +8,12 @@ from typing import Any
 import pandas as pd
 
 from phenoica import schema
+from phenoica.score import names
 
 POOLED, WITHIN = schema.SCOPES[:2]
-L1, L2, NO_PROBE = "l1", "l2", "none"
-AUROC, HOYER = "auroc", "hoyer"
-CONCENTRATION = ("concentration_share", "concentration_corrected", "purity", "participation", "overlap")
-L2_METRICS = ("max_decision_difference", "max_auroc_difference", "holds")
+L1, L2, NO_PROBE = "l1", "l2", names.NO_PROBE
+AUROC, HOYER = names.AUROC, names.HOYER
+CONCENTRATION, L2_METRICS = names.CONCENTRATION, names.L2_CONTROL
 
 CONCENTRATION_CONTRAST = "all_vs_reference"  # effects of all perturbations together
 L2_CONTRAST = "l2_control"

@@ -20,10 +20,12 @@ from phenoica.disentangle.fitting import fit_views
 from phenoica.disentangle.run import join_qc, load_fit
 from phenoica.errors import SchemaError, ScoreError
 from phenoica.files import write_csv, write_json, write_parquet, write_text
+from phenoica.score import deletion, view_scores
 from phenoica.score.baselines import PERMUTED, Features, absent_baselines, baseline_features
 from phenoica.score.fold import FoldScorer
 from phenoica.score.hits import hits
 from phenoica.score.printed import printed
+from phenoica.score.probe_rows import rotation_spread_rows
 from phenoica.score.rows import FOLD_COLUMNS, table
 from phenoica.score.summary import over_folds
 
@@ -78,6 +80,18 @@ def score_fold(
     ScoreError
         If nothing can be scored.
     """
+    wells, views, record = _fold_inputs(embeddings_h5ad, qc_wells, folds_csv, fold_dir, fold, config)
+    rows, decided = wells.score(fold, views, _read_truth(truth if truth is not None else config["truth"]))
+    decided["fit"] = {"warnings": record.get("warnings", [])}
+    write_parquet(out_parquet, rows)
+    write_json(out_json, decided)
+
+
+def _fold_inputs(
+    embeddings_h5ad: str | os.PathLike, qc_wells: str | os.PathLike, folds_csv: str | os.PathLike,
+    fold_dir: str | os.PathLike, fold: int, config: Mapping[str, Any],
+) -> tuple[_Wells, dict[str, View], dict[str, Any]]:  # fmt: skip
+    """Return the wells of a run, the fold's views and the record of their fit."""
     import anndata
 
     adata = anndata.read_h5ad(embeddings_h5ad)
@@ -92,9 +106,46 @@ def score_fold(
             f"{fold_dir}: its views were fitted on {', '.join(foreign[:5])}, which fold {fold} does not train on; "
             "run `phenoica disentangle` for this fold again"
         )
-    rows, decided = wells.score(fold, views, _read_truth(truth if truth is not None else config["truth"]))
-    decided["fit"] = {"warnings": record.get("warnings", [])}
+    return wells, views, record
+
+
+def score_views(
+    embeddings_h5ad: str | os.PathLike,
+    qc_wells: str | os.PathLike,
+    folds_csv: str | os.PathLike,
+    fold_dir: str | os.PathLike,
+    fold: int,
+    out_parquet: str | os.PathLike,
+    out_deletion: str | os.PathLike,
+    out_json: str | os.PathLike,
+    config: Mapping[str, Any],
+) -> None:
+    """Score the views of one fold as wholes: replicates, decodability, best components, deletion curve.
+
+    Parameters
+    ----------
+    embeddings_h5ad, qc_wells, folds_csv, fold_dir, fold
+        As for `score_fold`.
+    out_parquet
+        Rows with `schema.SCORE_COLUMNS`.
+    out_deletion
+        Points and areas of the deletion curve, `deletion.COLUMNS`.
+    out_json
+        What no held-out well has touched: fold, best_components (view -> contrast/perturbation -> component indices,
+        most telling first), deletion (order: view -> component indices, most batch-bound first; contrasts: those the
+        curve averages).
+    config
+        A complete configuration.
+
+    Raises
+    ------
+    SchemaError, ScoreError
+        As `score_fold`.
+    """
+    wells, views, _ = _fold_inputs(embeddings_h5ad, qc_wells, folds_csv, fold_dir, fold, config)
+    rows, points, decided = wells.score_views(fold, views)
     write_parquet(out_parquet, rows)
+    write_parquet(out_deletion, points)
     write_json(out_json, decided)
 
 
@@ -105,6 +156,8 @@ def summarise(
     out_csv: str | os.PathLike,
     out_txt: str | os.PathLike,
     config: Mapping[str, Any],
+    *,
+    view_parquets: Sequence[str | os.PathLike] = (),
     out_hits: str | os.PathLike | None = None,
 ) -> None:
     """Put the folds together: the tidy table of scores and a short printable one.
@@ -120,13 +173,15 @@ def summarise(
         See `printed.printed`.
     config
         A complete configuration.
+    view_parquets
+        Written by `score_views`, one a fold; without them the table holds the probes alone.
     out_hits
         The list of hits (csv), see `hits.hits`; None writes none.
 
     Raises
     ------
     ScoreError
-        If there is no fold, or the two lists do not belong together.
+        If there is no fold, the two lists do not belong together, or a table of views is not there.
     """
     if not fold_parquets or len(fold_parquets) != len(fold_jsons):
         raise ScoreError(
@@ -137,12 +192,40 @@ def summarise(
     for path, frame, record in zip(fold_jsons, rows, decided, strict=True):
         if set(frame["fold"]) != {record["fold"]}:
             raise ScoreError(f"{path}: fold {record['fold']} is not that of its table; give both lists in one order")
-    scores = over_folds(rows, decided, config)
+    absent = [str(p) for p in view_parquets if not Path(p).is_file()]
+    if absent:
+        raise ScoreError(f"{absent[0]}: no such table; run `phenoica score-views` for every fold first")
+    of_views = [table(pd.read_parquet(p).to_dict("records"), schema.SCORE_COLUMNS) for p in view_parquets]
+    scores = _whole_table(over_folds(rows, decided, config), of_views, config)
     write_parquet(out_parquet, scores)
     write_csv(out_csv, scores)
     write_text(out_txt, printed(scores, decided, config))
     if out_hits is not None:
         write_csv(out_hits, hits(scores, config))
+
+
+def summarise_deletion(
+    fold_parquets: Sequence[str | os.PathLike], out_parquet: str | os.PathLike, config: Mapping[str, Any]
+) -> None:
+    """Put the deletion curves of the folds together; see `deletion.over_folds`.
+
+    Raises
+    ------
+    ScoreError
+        If there is no fold.
+    """
+    if not fold_parquets:
+        raise ScoreError("no deletion curve of a fold is given; run `phenoica score-views` for every fold first")
+    folds = [deletion.table(pd.read_parquet(p).to_dict("records")) for p in fold_parquets]
+    write_parquet(out_parquet, deletion.over_folds(folds, config["score"]["confidence"]))
+
+
+def _whole_table(probed: pd.DataFrame, of_views: Sequence[pd.DataFrame], config: Mapping[str, Any]) -> pd.DataFrame:
+    """Join the rows of probes, the spread of the rotations, and the rows of whole views."""
+    rows = [*probed.to_dict("records"), *rotation_spread_rows(probed)]
+    if of_views:
+        rows += view_scores.over_folds(of_views, config["score"]["confidence"]).to_dict("records")
+    return table(rows, schema.SCORE_COLUMNS)
 
 
 def score(
@@ -178,7 +261,7 @@ def score(
         raise SchemaError(f"X is not finite in well {adata.obs_names[~np.isfinite(X).all(axis=1)][0]}; drop such wells")
     wells = _Wells(adata, assign_folds(adata.obs, config), config)
     truth = _read_truth(truth if truth is not None else config["truth"])
-    rows, decided = [], []
+    rows, decided, of_views = [], [], []
     for fold in np.unique(wells.folds).tolist():
         train = wells.folds != fold
         if not train.any():
@@ -187,7 +270,8 @@ def score(
         frame, record = wells.score(fold, views, truth)
         rows.append(frame)
         decided.append(record)
-    return over_folds(rows, decided, config)
+        of_views.append(wells.score_views(fold, views)[0])
+    return _whole_table(over_folds(rows, decided, config), of_views, config)
 
 
 class _Wells:
@@ -233,6 +317,10 @@ class _Wells:
         decided["encoder"] = self.encoder
         decided["absent_baselines"] = absent_baselines(baselines, self.obs, self.measures)
         return rows, decided
+
+    def score_views(self, fold: int, views: Mapping[str, View]) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
+        scorer = FoldScorer(self.obs, self.folds, fold, self.config)
+        return view_scores.ViewScorer(scorer, view_features(views, self.X, self.obs)).score()
 
 
 def view_features(views: Mapping[str, View], X: np.ndarray, obs: pd.DataFrame) -> list[Features]:

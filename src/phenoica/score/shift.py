@@ -16,6 +16,7 @@ from phenoica.score import metrics
 from phenoica.score.baselines import Features
 from phenoica.score.contrasts import Contrast, Split
 from phenoica.score.l1_path import Problem
+from phenoica.score.names import SHIFT
 from phenoica.score.penalty import Fraction
 from phenoica.score.probes import Probe, fit_l1_each
 from phenoica.score.rows import L1, PAIRS, POOLED
@@ -23,7 +24,6 @@ from phenoica.score.rows import L1, PAIRS, POOLED
 if TYPE_CHECKING:
     from phenoica.score.fold import FoldScorer
 
-SHIFT = "auroc_shift_"  # metric of the rows; the number of training experiments follows
 MIN_EXPERIMENTS = 4  # training experiments with both sides from which a curve is worth drawing
 
 

@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 
 from phenoica import schema
-from phenoica.score import inference, intervals
-from phenoica.score.baselines import POSITION_LINEAR, RANDOM_ENCODER
+from phenoica.score import inference, intervals, names
+from phenoica.score.baselines import POSITION_LINEAR, POSITION_TREES, RANDOM_ENCODER
 from phenoica.score.contrasts import POSITIVE, POSITIVE_CUTTING, QUERY
 from phenoica.score.in_distribution import IN_DISTRIBUTION
 from phenoica.score.intervals import Interval, delong_interval, detectable_difference, t_interval, weighted_mean
+from phenoica.score.names import DETECTABLE, GAP, MACRO_AVERAGED, POSITION_OVERLAP, PREVALENCE
 from phenoica.score.rows import (
     AUROC,
-    HOYER,
     L1,
     L2_CONTRAST,
     L2_METRICS,
@@ -36,14 +36,9 @@ OVER_FOLDS = -1
 COMPARED = "ica"  # the view that the verdict is about; every other one is subtracted from it
 TRAINING = ("raw", RANDOM_ENCODER)  # the pair whose difference says what the encoder's training adds
 ROTATION = "rotation"
-GAP = "auroc_gap"  # in distribution minus held out
-DETECTABLE = "detectable_difference"  # the smallest difference of an AUROC from 0.5 that the interval would show
-POSITION_OVERLAP = "position_overlap"
-POSITION_MODELS = (POSITION_LINEAR, "position_trees")  # the better of those that were scored counts
+POSITION_MODELS = (POSITION_LINEAR, POSITION_TREES)  # the better of those that were scored counts
 CONFOUNDED = 0.5  # position_overlap under which the well's position alone explains a perturbation
 _UNBOUNDED = ("participation",)
-_AVERAGED = (AUROC, HOYER, GAP)  # metrics with a macro average
-_SIGNED = ("concentration_corrected", GAP)  # the first is below 0 when the top holds less than its share
 # what identifies one score across folds
 _SCORE = ["contrast", "perturbation", "view", "test_data_used", "probe", "metric", "scope", "draw"]
 
@@ -123,9 +118,14 @@ def _with_rotation_mean(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([frame, table(rows, frame.columns)], ignore_index=True) if rows else frame
 
 
+def of_probe(rows: pd.DataFrame) -> pd.Series:
+    """Say which rows are of the L1 probe, or of the trees that stand beside it for the well's position."""
+    return (rows["probe"] == L1) | (rows["view"] == POSITION_TREES)
+
+
 def _macro_rows(rows: pd.DataFrame, held_out: Mapping[int, int]) -> list[dict[str, Any]]:
     """Average each contrast, also the differences of two views, over its perturbations, in every fold."""
-    single = rows[rows["metric"].isin(_AVERAGED)]
+    single = rows[rows["metric"].isin(MACRO_AVERAGED)]
     result = []
     for key, group in _groups(single, [c for c in _SCORE if c != "perturbation"] + ["view_minus", "fold"]):
         known = group[group["value"].notna()]
@@ -167,7 +167,7 @@ def _differences(rows: pd.DataFrame) -> list[dict[str, Any]]:
     single = rows["draw"].isna()  # rotation: the mean over draws
     # what has read the test wells is compared with nothing that has not
     held_out = is_held_out(rows) & (rows["scope"] != IN_DISTRIBUTION)
-    rows = rows[single & (rows["metric"] == AUROC) & (rows["probe"] == L1) & held_out]
+    rows = rows[single & (rows["metric"] == AUROC) & of_probe(rows) & held_out]
     by_view: dict[str, dict[tuple, dict[str, Any]]] = {}
     for row in rows.to_dict("records"):
         key = tuple(row[c] for c in ("contrast", "perturbation", "scope", "fold"))
@@ -233,7 +233,7 @@ _CENTRE = ["contrast", "view", "probe", "metric", "scope", "draw", "view_minus"]
 
 def _macro_centres(rows: pd.DataFrame) -> dict[tuple, float]:
     """Return each macro average over folds: perturbations weigh alike, whatever number of folds and pairs they have."""
-    single = rows[rows["metric"].isin(_AVERAGED) & rows["value"].notna()]
+    single = rows[rows["metric"].isin(MACRO_AVERAGED) & rows["value"].notna()]
     values: dict[tuple, list[float]] = {}
     for key, group in _groups(single, [*_CENTRE, "perturbation"]):
         found = weighted_mean(group["value"], _weights(key, group))
@@ -243,19 +243,19 @@ def _macro_centres(rows: pd.DataFrame) -> dict[tuple, float]:
 
 def _weights(key: Mapping[str, Any], group: pd.DataFrame) -> np.ndarray:
     """Return the weight of each fold: the pairs behind an AUROC; other metrics weigh folds alike."""
-    return group[PAIRS].to_numpy(np.float64) if key["metric"].startswith(AUROC) else np.ones(len(group))
+    return group[PAIRS].to_numpy(np.float64) if names.is_auroc(key["metric"]) else np.ones(len(group))
 
 
 def _interval(key: Mapping[str, Any], known: pd.DataFrame, confidence: float, centre: float | None) -> Interval:
     values, weights = known["value"].to_numpy(), _weights(key, known)
     macro = key.get("perturbation") == MACRO
     centre = centre if macro else None
+    if key["metric"] == PREVALENCE:  # a chance level: it has no error
+        return Interval(weighted_mean(values, weights) if centre is None else centre)
     if int(known["n_experiments"].sum()) >= intervals.MIN_EXPERIMENTS:
-        bounds = (-1.0, 1.0) if key["view_minus"] is not None else (0.0, 1.0)
+        bounds = names.bounds(key["metric"], difference=key["view_minus"] is not None)
         if key["metric"] in _UNBOUNDED:
             bounds = (1.0, float(known["n_components"].max()))
-        elif key["metric"] in _SIGNED:
-            bounds = (-1.0, 1.0)
         return t_interval(values, weights, confidence, bounds=bounds, centre=centre)
     if key["metric"] == AUROC and not macro and key["view_minus"] is None:
         variances = [None if pd.isna(v) else float(v) for v in known[VARIANCE]]
@@ -269,7 +269,7 @@ def _interval(key: Mapping[str, Any], known: pd.DataFrame, confidence: float, ce
 def auroc_rows(total: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the held-out, pooled AUROC of the L1 probe; rotation is the mean over its draws."""
     return total[
-        (total["metric"] == AUROC) & (total["probe"] == L1) & (total["scope"] == POOLED) & total["view_minus"].isna()
+        (total["metric"] == AUROC) & of_probe(total) & (total["scope"] == POOLED) & total["view_minus"].isna()
         & total["draw"].isna() & is_held_out(total)
     ]  # fmt: skip
 
@@ -308,7 +308,7 @@ def position_overlap(total: pd.DataFrame) -> pd.DataFrame:
         in distribution, with `overlap` added.
     """
     rows = total[
-        (total["metric"] == AUROC) & (total["probe"] == L1) & total["scope"].isin([POOLED, IN_DISTRIBUTION])
+        (total["metric"] == AUROC) & of_probe(total) & total["scope"].isin([POOLED, IN_DISTRIBUTION])
         & total["view_minus"].isna() & total["draw"].isna() & (total["perturbation"] != MACRO)
         & total["view"].isin(POSITION_MODELS) & total["value"].notna()
     ]  # fmt: skip

@@ -1,0 +1,47 @@
+import pandas as pd
+
+from phenoica import schema
+from phenoica.report import score_page, view_tables
+from phenoica.score import names
+from phenoica.score.contrasts import QUERY
+
+
+def rows(*found):
+    base = {**dict.fromkeys(schema.SCORE_COLUMNS), "fold": -1, "scope": "pooled", "n_case": 4}
+    return pd.DataFrame([{**base, **row} for row in found], columns=list(schema.SCORE_COLUMNS))
+
+
+def test_whole_views_stand_with_their_chance_and_their_reason():
+    macro = {"contrast": QUERY, "perturbation": "macro"}
+    decoding = {"contrast": view_tables.DECODING_CONTRAST, "perturbation": "all"}
+    total = rows(
+        {**macro, "view": "ica", "metric": names.CONSISTENCY, "value": 0.31},
+        {**macro, "view": "ica", "metric": names.CONSISTENCY_CHANCE, "value": 0.04},
+        {**macro, "view": "ica", "perturbation": "GENE", "metric": names.CONSISTENCY, "value": 0.9},
+        {**macro, "view": "ica", "metric": names.MAP_CROSS_NORMALISED, "reason": "no_cross_experiment_pairs"},
+        {**decoding, "view": "rotation", "draw": 0, "metric": names.DECODING, "value": 0.2},
+        {**decoding, "view": "rotation", "metric": names.DECODING, "value": 0.6},
+        {**decoding, "view": "rotation", "metric": names.DECODING_CHANCE, "value": 0.25},
+        {**decoding, "view": "rotation", "metric": names.DECODING, "value": 0.7, "scope": "in_distribution"},
+    )  # fmt: skip
+    table = view_tables.view_table(total, score_page._cell, score_page.in_order)
+    by_view = {row["view"]: row["cells"] for row in table["rows"]}
+    assert set(by_view) == {"ica", "rotation"} and len(table["heads"]) == len(by_view["ica"])
+    assert by_view["ica"][0]["value"] == "0.31" and by_view["ica"][0]["note"] == "chance 0.04"
+    assert by_view["ica"][2]["value"] == "–" and "two held-out experiments" in by_view["ica"][2]["note"]
+    assert [c["value"] for c in by_view["rotation"]] == ["–"] * 5 + ["0.60", "0.70"]
+    assert by_view["rotation"][5]["note"] == "chance 0.25"
+    assert view_tables.view_table(rows(), score_page._cell, score_page.in_order)["rows"] == []
+
+
+def test_the_gain_of_deletion_is_shown_with_its_sign_and_interval():
+    base = {"contrast": view_tables.DELETION_CONTRAST, "perturbation": "all", "view": "ica"}
+    total = rows(
+        {**base, "view_minus": "rotation", "metric": names.DELETION_GAIN, "value": 0.1, "ci_low": -0.2, "ci_high": 0.4,
+         "ci_kind": "t over folds"},
+        {**base, "view_minus": "rotation", "metric": names.DELETION_DECODING, "reason": "one_test_batch"},
+        {**base, "metric": names.DELETION_GAIN, "value": 0.7},
+    )  # fmt: skip
+    (row,) = view_tables.deletion_rows(total, score_page._cell)
+    assert row["cells"][0]["value"] == "+0.100" and "-0.20 to +0.40" in row["cells"][0]["range"].replace("−", "-")
+    assert row["cells"][1]["value"] == row["cells"][2]["value"] == "–"
