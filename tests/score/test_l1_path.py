@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from phenoica.errors import ScoreError
 from phenoica.score import l1_path
 from phenoica.score.l1_path import TOLERANCE, Problem, solve_paths
 from phenoica.score.metrics import auroc
@@ -130,6 +131,21 @@ def test_a_view_wider_than_a_batch_is_still_solved(monkeypatch):
     monkeypatch.setattr(l1_path, "_MAX_ELEMENTS", 10)
     found = solve_paths([problem(*make(0)), problem(*make(1))], (0.2,))
     assert all(s.gaps[0] <= TOLERANCE for s in found)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_a_device_that_is_not_there_is_named():
+    with pytest.raises(ScoreError, match="score.device is cuda"):
+        solve_paths([problem(*make(0))], (0.5,), device="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: the solver is tested on the CPU only")
+def test_a_gpu_finds_the_same():
+    problems = [problem(*make(seed)) for seed in range(4)]
+    pairs = zip(solve_paths(problems, FRACTIONS), solve_paths(problems, FRACTIONS, device="cuda"), strict=True)
+    for here, there in pairs:
+        np.testing.assert_allclose(there.weights, here.weights, atol=1e-4)
+        assert (there.gaps <= TOLERANCE).all()
 
 
 def test_importing_the_solver_loads_no_torch():

@@ -1,4 +1,4 @@
-"""Linear probes: the L1 logistic regression that scores a view, and the L2 one that checks the bases of the views.
+"""Probes: the L1 logistic regression that scores a view, the L2 one that checks bases of views, and boosted trees.
 
 Features and labels of training wells come in, weights go out, all in float64. The L1 probe minimises
 mean_i(c_i log(1 + exp(-y_i (w'x_i + b)))) + lambda |w|_1 with class-balanced c_i = n / (2 n_class), free intercept b.
@@ -9,7 +9,7 @@ agree, and if they do not, a basis is wrong or a solver has not converged.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,6 +194,32 @@ def fit_l2(X: np.ndarray, labels: np.ndarray, C: float) -> Probe:
         model.fit(X, labels)
     converged = not any(issubclass(w.category, ConvergenceWarning) for w in caught)
     return Probe(model.coef_[0].astype(np.float64), float(model.intercept_[0]), C, None, converged)
+
+
+def fit_trees(X: np.ndarray, labels: np.ndarray, seed: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Fit class-balanced gradient-boosted trees (scikit-learn's histogram ones, 100 trees, leaves of at least 5 wells).
+
+    Parameters
+    ----------
+    X
+        (n, d) float.
+    labels
+        (n,) bool.
+    seed
+        Seed of the trees.
+
+    Returns
+    -------
+    callable
+        Its decision, float64 (m,), of a matrix (m, d).
+    """
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    X, labels = _checked(X, labels)
+    model = HistGradientBoostingClassifier(
+        class_weight="balanced", max_iter=100, min_samples_leaf=5, early_stopping=False, random_state=seed
+    )
+    return model.fit(X, labels).decision_function
 
 
 def l2_control(

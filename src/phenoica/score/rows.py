@@ -10,7 +10,7 @@ import pandas as pd
 from phenoica import schema
 
 POOLED, WITHIN = schema.SCOPES[:2]
-L1, L2, NO_PROBE = "l1", "l2", "none"
+L1, L2, TREES, NO_PROBE = "l1", "l2", "trees", "none"
 AUROC, HOYER = "auroc", "hoyer"
 CONCENTRATION = ("concentration_share", "concentration_corrected", "purity", "participation", "overlap")
 L2_METRICS = ("max_decision_difference", "max_auroc_difference", "holds")
