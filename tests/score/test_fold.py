@@ -225,3 +225,31 @@ def test_a_fold_without_wells_is_named(wells):
     wells.drop(~wells.train)
     with pytest.raises(ScoreError, match="fold 1 has no well to test on.*quarantine"):
         wells.score()
+
+
+def test_the_path_of_every_contrast_is_kept(wells):
+    wells.values[wells.plk1, :3] += 0.8
+    wells.config["score"]["lambda_fractions"] = [0.9, 0.5, 0.05]
+    rows, decided = wells.score()
+    path = decided["probes"]["pca"][f"{POSITIVE}/PLK1"]["path"]
+    train, labels, _, _ = plk1_split(wells)
+    assert path["fraction"] == [0.9, 0.5, 0.05]
+    assert path["non_zero"] == [
+        np.count_nonzero(fit_l1(wells.values[train], labels, f).weights) for f in (0.9, 0.5, 0.05)
+    ]
+    assert path["non_zero"][0] < path["non_zero"][2]
+
+
+def test_trees_see_what_no_line_separates(wells):
+    wells.values[:, 0] = np.where(wells.plk1, 0.0, 3.0 * np.sign(wells.values[:, 0])) + 0.3 * wells.values[:, 1]
+    assert "trees" not in set(wells.score()[0]["probe"])
+    wells.config["score"]["trees"] = True
+    rows, _ = wells.score("pca", PERMUTED)
+    again, _ = wells.score("pca", PERMUTED)
+    trees = rows[(rows["probe"] == "trees") & (rows["contrast"] == POSITIVE) & (rows["perturbation"] == "PLK1")]
+    value = trees.set_index(["view", "scope"])["value"]
+    assert value["pca"].min() > 0.95 and plk1_rows(rows, metric="auroc", view="pca")["value"].max() < 0.8
+    assert value[PERMUTED].between(0.2, 0.8).all()
+    assert rows.equals(again)
+    asked = rows[rows["metric"] == "auroc"].groupby("probe")["contrast"].value_counts()
+    assert asked["trees"].to_dict() == asked["l1"].to_dict()  # reasons too are rows

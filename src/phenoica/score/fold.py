@@ -26,7 +26,7 @@ from phenoica.score.l1_path import Problem
 from phenoica.score.penalty import Fraction, choose_fractions, inner_splits
 from phenoica.score.presets import parse
 from phenoica.score.probe_rows import path_rows, position_tree_rows, precision_rows, sparsity_rows
-from phenoica.score.probes import L1Path, Probe, fit_l1_paths, fit_l2, l2_control
+from phenoica.score.probes import L1Path, Probe, fit_l1_paths, fit_l2, fit_trees, l2_control
 from phenoica.score.rows import (
     ALL,
     AUROC,
@@ -38,6 +38,7 @@ from phenoica.score.rows import (
     PAIRS,
     POOLED,
     ROTATED,
+    TREES,
     VARIANCE,
     WITHIN,
     table,
@@ -158,6 +159,7 @@ class FoldScorer:
         for feature in track(probed, len(probed), f"score fold {self.fold}", "view"):
             for fit in fits[feature.key]:
                 rows += self._l1_rows(feature, fit, width)
+                rows += self._tree_rows(feature, fit) if self.config["score"]["trees"] else []
         records = {key: {f.name: f.record() for f in found if f.path} for key, found in fits.items()}
         rows += position_tree_rows(self)
         rows += path_rows(records, probed, self.fold, len(set(self.experiments[~self.train])))
@@ -171,7 +173,7 @@ class FoldScorer:
         of_values = {id(f.values): f.values for f in probed}
         found = choose_fractions(
             list(of_values.values()), self.inner, self.config["score"]["lambda_fractions"],
-            title=f"choose lambda of fold {self.fold}",
+            device=self.config["score"]["device"], title=f"choose lambda of fold {self.fold}",
         )  # fmt: skip
         chosen = dict(zip(of_values, found, strict=True))
         return {f.key: chosen[id(f.values)] for f in probed}
@@ -191,7 +193,8 @@ class FoldScorer:
                     problems.append(Problem(feature.values, part.train, labels[0]))
         used = {f for chosen in fractions.values() for f in (chosen.fraction, chosen.sparse_fraction)}
         lambdas = used.union(self.config["score"]["lambda_fractions"])
-        paths = iter(fit_l1_paths(problems, lambdas, title=f"fit probes of fold {self.fold}"))
+        device, title = self.config["score"]["device"], f"fit probes of fold {self.fold}"
+        paths = iter(fit_l1_paths(problems, lambdas, device=device, title=title))
         fits: dict[str, list[Fit]] = {f.key: [] for f in probed}
         for key, contrast, part, train_labels, test_labels, reason in asked:
             path = next(paths) if reason is None else None
@@ -227,6 +230,15 @@ class FoldScorer:
             found = inference.rank_sum(fit.test_labels, scores, self.plates[fit.part.test])
             rows += inference.fold_rows(base, found, POOLED)
         return rows + self._auroc_rows(base, fit.part, fit.test_labels, scores)
+
+    def _tree_rows(self, feature: Features, fit: Fit) -> list[dict[str, Any]]:
+        """Return the AUROC of boosted trees on the same wells and labels as the L1 probe's."""
+        base = {**self._base(feature, fit.contrast, fit.part), "probe": TREES, "metric": AUROC}
+        finite = fit.path is not None and np.isfinite(feature.values[fit.part.test]).all()
+        if not finite:
+            return [{**base, "scope": scope, "reason": fit.reason or "missing_values"} for scope in (POOLED, WITHIN)]
+        score = fit_trees(feature.values[fit.part.train], fit.train_labels, self.config["seed"])
+        return self._auroc_rows(base, fit.part, fit.test_labels, score(feature.values[fit.part.test]))
 
     def _permuted(self, contrast: Contrast, part: Split) -> tuple[np.ndarray, np.ndarray]:
         """Permute labels within plate; the seed follows from the contrast, not from the order of the work."""

@@ -77,7 +77,7 @@ def in_distribution_rows(
                 problems.append(Problem(feature.values, part.test[other], part.test_labels[other]))
                 lambdas.append(fractions[feature.key].fraction)
             waiting.append((feature, base, contrast, part, halves))
-    probes = _solve(problems, lambdas, scorer.fold)
+    probes = _solve(problems, lambdas, scorer)
     for number, item in enumerate(waiting):
         rows += _scored(scorer, *item, probes[2 * number : 2 * number + 2])
     return rows
@@ -143,9 +143,10 @@ def _unusable(values: np.ndarray) -> str | None:
     return "extreme_values" if values.size and np.abs(values).max() > LARGEST else None
 
 
-def _solve(problems: Sequence[Problem], lambdas: Sequence[float], fold: int) -> list[Probe]:
+def _solve(problems: Sequence[Problem], lambdas: Sequence[float], scorer: FoldScorer) -> list[Probe]:
     """Fit the probe of each problem at its lambda fraction: the only place where this module trains."""
-    return fit_l1_each(problems, lambdas, title=f"fit probes inside experiments of fold {fold}")
+    title = f"fit probes inside experiments of fold {scorer.fold}"
+    return fit_l1_each(problems, lambdas, device=scorer.config["score"]["device"], title=title)
 
 
 def _scored(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from phenoica.errors import ScoreError
 from phenoica.progress import track
 
 if TYPE_CHECKING:
@@ -95,9 +96,16 @@ def solve_paths(
     -------
     list of Solution
         One a problem, in their order: all-zero weights and gap 0 where class means differ by rounding only.
+
+    Raises
+    ------
+    ScoreError
+        If the device is cuda and there is none.
     """
     import torch
 
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ScoreError(f"score.device is {device}, and torch finds none; set it to cpu")
     chunks = _chunks(problems)
     found: list[Solution | None] = [None] * len(problems)
 
@@ -108,7 +116,7 @@ def solve_paths(
             found[i] = solution
 
     def shown(done: Iterable[None]) -> None:
-        for _ in done if title is None else track(done, len(chunks), title, "batch"):
+        for _ in done if title is None else track(done, len(chunks), title, "chunk"):
             pass
 
     threads = torch.get_num_threads()

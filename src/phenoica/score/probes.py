@@ -1,4 +1,4 @@
-"""Linear probes: the L1 logistic regression that scores a view, and the L2 one that checks the bases of the views.
+"""Probes: the L1 logistic regression that scores a view, the L2 one that checks bases of views, and boosted trees.
 
 Features and labels of training wells come in, weights go out, all in float64. The L1 probe minimises
 mean_i(c_i log(1 + exp(-y_i (w'x_i + b)))) + lambda |w|_1 with class-balanced c_i = n / (2 n_class), free intercept b.
@@ -9,7 +9,7 @@ agree, and if they do not, a basis is wrong or a solver has not converged.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,7 +170,7 @@ def fit_l1_paths(
 
 
 def fit_l1_each(
-    problems: Sequence[Problem], fractions: Sequence[float], *, title: str | None = None
+    problems: Sequence[Problem], fractions: Sequence[float], *, device: str = "cpu", title: str | None = None
 ) -> list[Probe]:  # fmt: skip
     """Fit the L1 probes of many problems, each at its own lambda, in one call of the solver for each fraction.
 
@@ -180,8 +180,8 @@ def fit_l1_each(
         Feature matrix, wells and labels of each.
     fractions
         lambda / lambda_max of each problem.
-    title
-        What the progress line says; None for no line.
+    device, title
+        As in `fit_l1_paths`.
 
     Returns
     -------
@@ -191,7 +191,8 @@ def fit_l1_each(
     found: list[Probe | None] = [None] * len(problems)
     for fraction in sorted(set(fractions), reverse=True):
         chosen = [i for i, own in enumerate(fractions) if own == fraction]
-        for i, path in zip(chosen, fit_l1_paths([problems[i] for i in chosen], [fraction], title=title), strict=True):
+        paths = fit_l1_paths([problems[i] for i in chosen], [fraction], device=device, title=title)
+        for i, path in zip(chosen, paths, strict=True):
             found[i] = path.probes[0]
     return found
 
@@ -221,6 +222,32 @@ def fit_l2(X: np.ndarray, labels: np.ndarray, C: float) -> Probe:
         model.fit(X, labels)
     converged = not any(issubclass(w.category, ConvergenceWarning) for w in caught)
     return Probe(model.coef_[0].astype(np.float64), float(model.intercept_[0]), C, None, converged)
+
+
+def fit_trees(X: np.ndarray, labels: np.ndarray, seed: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Fit class-balanced gradient-boosted trees (scikit-learn's histogram ones, 100 trees, leaves of at least 5 wells).
+
+    Parameters
+    ----------
+    X
+        (n, d) float.
+    labels
+        (n,) bool.
+    seed
+        Seed of the trees.
+
+    Returns
+    -------
+    callable
+        Its decision, float64 (m,), of a matrix (m, d).
+    """
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    X, labels = _checked(X, labels)
+    model = HistGradientBoostingClassifier(
+        class_weight="balanced", max_iter=100, min_samples_leaf=5, early_stopping=False, random_state=seed
+    )
+    return model.fit(X, labels).decision_function
 
 
 def l2_control(

@@ -11,7 +11,7 @@ from phenoica import schema
 from phenoica.score import names
 
 POOLED, WITHIN = schema.SCOPES[:2]
-L1, L2, NO_PROBE = "l1", "l2", names.NO_PROBE
+L1, L2, TREES, NO_PROBE = "l1", "l2", names.TREES, names.NO_PROBE
 AUROC, HOYER = names.AUROC, names.HOYER
 CONCENTRATION, L2_METRICS = names.CONCENTRATION, names.L2_CONTROL
 

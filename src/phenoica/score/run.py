@@ -65,7 +65,8 @@ def score_fold(
         labels decided): fold, training_experiments, test_experiments, absent_baselines (baseline ->
         why it has no row), fraction_rule (everywhere,
         widespread, default), fraction_perturbations, fractions (view -> fraction, sparse_fraction, rule, path),
-        probes (view -> contrast/perturbation -> lambda, lambda_max, non_zero, converged), ranking (view -> biology,
+        probes (view -> contrast/perturbation -> lambda, lambda_max, non_zero, converged, path of fraction and
+        non_zero), ranking (view -> biology,
         batch: component indices from most to least, empty where all are 0 or cannot be measured), permuted_view,
         encoder (checkpoint and encoder_saw_test_images of the AnnData), fit (a copy of the fit's warnings).
     config

@@ -65,7 +65,7 @@ def shift_rows(
             trained = [inside for inside in sets if _enough(scorer, contrast, part.train_labels[inside])]
             problems += [Problem(feature.values, part.train[inside], part.train_labels[inside]) for inside in trained]
             lambdas += [fractions[feature.key].fraction] * len(trained)
-    probes = iter(_solve(problems, lambdas, scorer.fold))
+    probes = iter(_solve(problems, lambdas, scorer))
     for item in asked:
         rows += _rows_of(scorer, *item, probes)
     return rows
@@ -122,6 +122,7 @@ def _rows_of(
     return [*rows, {**base, "draw": None, "value": mean, "reason": None if known else "few_train_wells"}]
 
 
-def _solve(problems: Sequence[Problem], lambdas: Sequence[float], fold: int) -> list[Probe]:
+def _solve(problems: Sequence[Problem], lambdas: Sequence[float], scorer: FoldScorer) -> list[Probe]:
     """Fit the probe of each problem at its lambda fraction: the only place where this module trains."""
-    return fit_l1_each(problems, lambdas, title=f"fit probes of the shift curve of fold {fold}")
+    title = f"fit probes of the shift curve of fold {scorer.fold}"
+    return fit_l1_each(problems, lambdas, device=scorer.config["score"]["device"], title=title)
