@@ -86,6 +86,9 @@ def test_a_perturbation_of_one_experiment_is_tested_inside_it_and_its_row_says_s
     values = rng.standard_normal((len(scorer.obs), 5))
     values[(scorer.obs[schema.PERTURBATION] == "LONELY").to_numpy(), 0] += 4
     found = rows_of(scorer, values)
+    # nothing was planted in the others, and no well is scored by a probe that has seen it
+    others = [r["value"] for (c, p, m), r in found.items() if m == "auroc" and p != "LONELY @ 2.5"]
+    assert len(others) > 4 and abs(np.mean(others) - 0.5) < 0.12
     lonely = found["dose", "LONELY @ 2.5", "auroc"]
     assert lonely["value"] > 0.95 and lonely["reason"] == "within_experiments_only" and lonely["n_experiments"] == 1
     assert found["dose", "LONELY @ 2.5", "rank_sum"]["pairs"] > 0

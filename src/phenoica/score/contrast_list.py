@@ -152,7 +152,9 @@ def _trees(train: pd.DataFrame, labels: np.ndarray, test: pd.DataFrame) -> np.nd
 
     columns = [schema.ROW, schema.COLUMN, schema.EDGE_DISTANCE]
     weights = np.where(labels, len(labels) / (2 * labels.sum()), len(labels) / (2 * (~labels).sum()))
-    model = GradientBoostingClassifier(n_estimators=50, max_depth=3, min_samples_leaf=4, random_state=0)
+    model = GradientBoostingClassifier(
+        n_estimators=20, learning_rate=0.25, max_depth=3, min_samples_leaf=4, random_state=0
+    )
     model.fit(train[columns].to_numpy(np.float64), labels, sample_weight=weights)
     return model.decision_function(test[columns].to_numpy(np.float64))
 
