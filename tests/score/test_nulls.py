@@ -23,10 +23,16 @@ def test_a_constant_half_is_no_null():
     assert not within_three_errors(np.full(50, 0.5))
 
 
+VIEWS = [
+    "raw", "centerscale", "mad", "spherize", "pca", "rotation", "varimax", "ica", "tvn", "pca_cs", "centerscale + ica",
+    "combat",
+]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def fitted(screen, settings):
     """Views fitted on all but the last third of the experiments, strong batch effects, and a mask of training."""
-    adata, config = screen(seed=5, batch=3.0), settings()
+    adata, config = screen(seed=5, batch=3.0), settings(disentangle={"views": VIEWS})
     train = adata.obs[schema.EXPERIMENT].isin([f"gene-{e:03d}" for e in range(4)]).to_numpy()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="ica: .* fewer than 10 k")
@@ -34,7 +40,7 @@ def fitted(screen, settings):
     return adata, train, {f.key: f for f in view_features(views, np.asarray(adata.X, float), adata.obs)}
 
 
-KEYS = ["raw", "centerscale", "pca", "rotation_00", "ica", "tvn", "pca_cs"]
+KEYS = ["rotation_00" if name == "rotation" else name for name in VIEWS]
 
 
 @pytest.mark.parametrize("key", KEYS)
