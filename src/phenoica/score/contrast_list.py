@@ -183,7 +183,9 @@ def listed(table: pd.DataFrame) -> str:
             if not pd.isna(row["position_overlap"]):
                 text += f"; position_overlap {row['position_overlap']:.2f}"
                 text += " CONFOUNDED" if row["position_overlap"] < 0.5 else ""
-            lines.append(f"{text}; detectable {row['detectable_difference']:.2f}")
+            detectable = row["detectable_difference"]
+            # AUROC differs from 0.5 by 0.5 at most
+            lines.append(f"{text}; detectable {detectable:.2f}" if detectable <= 0.5 else f"{text}; detectable none")
         if group["batch"].iloc[0] not in (schema.EXPERIMENT,) and len(tested) and tested["why"].notna().all():
             lines.append(f"  {tested['why'].iloc[0]}")
         for reason, skipped in group[group["skipped"].notna()].groupby("skipped", sort=True):

@@ -5,7 +5,7 @@ Rows over folds and the records of the folds come in, plain text goes out; nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pandas as pd
 from phenoica.score import inference, intervals
 from phenoica.score.baselines import BASELINES
 from phenoica.score.contrasts import POSITIVE, POSITIVE_CUTTING, QUERY, REASONS
+from phenoica.score.names import DELETION_GAIN
 from phenoica.score.rows import AUROC, CONCENTRATION_CONTRAST, L1, L2_CONTRAST, L2_METRICS, POOLED, WITHIN
 from phenoica.score.summary import (
     COMPARED,
@@ -28,6 +29,7 @@ from phenoica.score.summary import (
     position_overlap,
     training_rows,
 )
+from phenoica.score.view_scores import DELETION_CONTRAST
 
 WITHIN_MARK = "*"  # in the printed table, on intervals within these experiments
 
@@ -46,7 +48,12 @@ def printed(scores: pd.DataFrame, decided: Sequence[Mapping[str, Any]], config: 
     """
     total = scores[scores["fold"] == OVER_FOLDS]
     lines = [*_heading(total, decided, config), "", *_score_lines(total), "", *_control_lines(total)]
-    lines += [*_concentration_lines(total, config), *_training_lines(total), *position_lines(total)]
+    lines += [
+        *_concentration_lines(total, config),
+        *_deletion_lines(total),
+        *_training_lines(total),
+        *position_lines(total),
+    ]
     lines += [*_gap_lines(total), *_comparator_lines(total), "", *lines_of_tests(total, config)]
     lines += ["", *_verdict(total), "", *_footnotes(total, decided)]
     return "\n".join(lines) + "\n"
@@ -101,13 +108,19 @@ def _score_lines(total: pd.DataFrame) -> list[str]:
     width = max(16, 1 + auroc["view"].str.len().max()) if len(auroc) else 16  # "centerscale + ica" is longer
     header = f"{'view':<{width}}{'reads of test':<15}" + "".join(f"{title:<20}" for title, _, _ in columns)
     lines = [header.rstrip(), "-" * len(header.rstrip())]
-    order = total.loc[
-        (total["metric"] == AUROC) & total["view_minus"].isna() & is_held_out(total), ["view", "test_data_used"]
-    ]
-    for view, used in order.drop_duplicates().itertuples(index=False):
+    scored = total[(total["metric"] == AUROC) & total["view_minus"].isna() & is_held_out(total)]
+    reads = dict(zip(scored["view"], scored["test_data_used"], strict=True))
+    for view in in_order(scored["view"]):
+        used = reads[view]
         cells = [_cell(lookup, (view, contrast, name)) for _, contrast, name in columns]
         lines.append((f"{view:<{width}}{used:<15}" + "".join(f"{cell:<20}" for cell in cells)).rstrip())
     return lines
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return each view once: views in order of appearance, then baselines in theirs."""
+    known = list(dict.fromkeys(names))
+    return [v for v in known if v not in BASELINES] + [v for v in BASELINES if v in known]
 
 
 def _cell(lookup: pd.DataFrame, key: tuple[str, str, str]) -> str:
@@ -149,6 +162,23 @@ def _concentration_lines(total: pd.DataFrame, config: Mapping[str, Any]) -> list
         parts.append(f"chance {draws.mean():.2f} (mean of {len(draws)} rotations, {spread})")
     share = config["score"]["concentration_share"]
     return [f"Held-out effect in the top {share:.0%} of components, ranked in training: {', '.join(parts)}."]
+
+
+def _deletion_lines(total: pd.DataFrame) -> list[str]:
+    """Say whether dropping the most batch-bound components of ica keeps more of the phenotypes than of rotations."""
+    rows = total[
+        (total["contrast"] == DELETION_CONTRAST) & (total["metric"] == DELETION_GAIN) & (total["view"] == COMPARED)
+        & (total["view_minus"] == ROTATION) & total["value"].notna()
+    ]  # fmt: skip
+    if rows.empty:
+        return []
+    row = rows.iloc[0]
+    clear = not pd.isna(row["ci_low"]) and row["ci_low"] > 0
+    words = "ica holds the batch apart better than chance" if clear else "no sign that ica holds the batch apart"
+    return [
+        f"Without the components most bound to the batch: phenotype minus batch kept, ica minus rotations "
+        f"{row['value']:+.3f}{_range(row, '+.3f')}: {words}."
+    ]
 
 
 def _gap_lines(total: pd.DataFrame) -> list[str]:
@@ -231,7 +261,7 @@ def lines_of_tests(total: pd.DataFrame, config: Mapping[str, Any]) -> list[str]:
 
 
 def _verdict(total: pd.DataFrame) -> list[str]:
-    order = {view: i for i, view in enumerate(dict.fromkeys(total.loc[total["metric"] == AUROC, "view"]))}
+    order = {view: i for i, view in enumerate(in_order(total.loc[total["metric"] == AUROC, "view"]))}
     rows = total[
         (total["contrast"] == QUERY) & (total["perturbation"] == MACRO) & (total["scope"] == POOLED)
         & (total["metric"] == AUROC) & (total["view"] == COMPARED) & total["view_minus"].notna()

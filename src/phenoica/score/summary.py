@@ -7,7 +7,7 @@ that the number of experiments allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from phenoica.score.rows import (
     PAIRS,
     POOLED,
     VARIANCE,
+    Grouped,
     table,
 )  # fmt: skip
 
@@ -89,32 +90,18 @@ def is_held_out(rows: pd.DataFrame) -> pd.Series:
     return rows["test_data_used"] != schema.TEST_DATA_USED[-1]
 
 
-def _groups(frame: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """Yield each group in order of appearance, with its key as a dict; null keys are keys like any other."""
-    for key, group in frame.groupby(list(columns), sort=False, dropna=False):
-        key = key if isinstance(key, tuple) else (key,)
-        yield {c: None if pd.isna(v) else v for c, v in zip(columns, key, strict=True)}, group
-
-
-def _reasons(group: pd.DataFrame) -> str | None:
-    """Return the reasons of a group's null values, joined; None when it has none."""
-    reasons = sorted(set(group.loc[group["reason"].notna(), "reason"]))
-    return ";".join(reasons) if reasons else None
-
-
 def _with_rotation_mean(frame: pd.DataFrame) -> pd.DataFrame:
-    draws = frame[(frame["view"] == ROTATION) & frame["draw"].notna()]
+    draws = Grouped(frame[(frame["view"] == ROTATION) & frame["draw"].notna()], [c for c in _SCORE if c != "draw"])
     rows = []
-    for _, group in _groups(draws, [c for c in _SCORE if c != "draw"]):
-        known = group[group["value"].notna()]
-        row = group.iloc[0].to_dict()
-        row.update({
-            "draw": None, "value": known["value"].mean() if len(known) else None,
+    for group in draws.groups:
+        known = draws.known(group)
+        variances = draws.numbers(known, VARIANCE)
+        rows.append({
+            **draws.records[group[0]], "draw": None, "value": draws.value[known].mean() if len(known) else None,
             # the mean of dependent draws varies at most as much as one of them does on average
-            VARIANCE: known[VARIANCE].mean() if len(known) and known[VARIANCE].notna().all() else None,
-            "reason": None if len(known) else _reasons(group),
+            VARIANCE: variances.mean() if len(known) and np.isfinite(variances).all() else None,
+            "reason": None if len(known) else draws.reasons(group),
         })  # fmt: skip
-        rows.append(row)
     return pd.concat([frame, table(rows, frame.columns)], ignore_index=True) if rows else frame
 
 
@@ -125,16 +112,20 @@ def of_probe(rows: pd.DataFrame) -> pd.Series:
 
 def _macro_rows(rows: pd.DataFrame, held_out: Mapping[int, int]) -> list[dict[str, Any]]:
     """Average each contrast, also the differences of two views, over its perturbations, in every fold."""
-    single = rows[rows["metric"].isin(MACRO_AVERAGED)]
+    single = Grouped(
+        rows[rows["metric"].isin(MACRO_AVERAGED)],
+        [c for c in _SCORE if c != "perturbation"] + ["view_minus", "fold"],
+    )
     result = []
-    for key, group in _groups(single, [c for c in _SCORE if c != "perturbation"] + ["view_minus", "fold"]):
-        known = group[group["value"].notna()]
+    for group in single.groups:
+        key, known = single.key(group), single.known(group)
+        n = {c: counts[known] for c, counts in single.counts.items()}
         result.append({
-            **key, "perturbation": MACRO, "n_components": group["n_components"].iloc[0],
-            "value": known["value"].mean() if len(known) else None,
-            "n_case": known["n_case"].sum(), "n_reference": known["n_reference"].max() if len(known) else 0,
+            **key, "perturbation": MACRO, "value": single.value[known].mean() if len(known) else None,
+            "n_case": n["n_case"].sum(), "n_reference": n["n_reference"].max(initial=0),
             "n_experiments": held_out[key["fold"]] if len(known) else 0,
-            PAIRS: known[PAIRS].sum(), "reason": None if len(known) else _reasons(group),
+            PAIRS: int(np.nansum(single.numbers(known, PAIRS))),
+            "reason": None if len(known) else single.reasons(group),
         })  # fmt: skip
     return result
 
@@ -196,20 +187,20 @@ def _widest(*used: str) -> str:
 
 def _join(by_fold: pd.DataFrame, centres: Mapping[tuple, float], confidence: float) -> list[dict[str, Any]]:
     """Return the rows over folds (fold -1); a fold without a value leaves its reason in the row."""
-    rows = []
-    for key, group in _groups(by_fold, [*_SCORE, "view_minus"]):
-        known = group[group["value"].notna()]
+    rows, scores = [], Grouped(by_fold, [*_SCORE, "view_minus"])
+    for group in scores.groups:
+        key, known = scores.key(group), scores.known(group)
         row = {
-            **key, "n_components": group["n_components"].iloc[0], "fold": OVER_FOLDS,
-            "n_case": known["n_case"].sum(), "n_reference": known["n_reference"].sum(),
-            "n_experiments": known["n_experiments"].sum(), "reason": _reasons(group),
+            **key, **{c: counts[known].sum() for c, counts in scores.counts.items()}, "fold": OVER_FOLDS,
+            "reason": scores.reasons(group),
         }  # fmt: skip
         if key["contrast"] == L2_CONTRAST and len(known):
-            worst = known["value"].min() if key["metric"] == L2_METRICS[-1] else known["value"].max()
-            row["value"] = worst  # one fold in which the control fails is enough
+            # one fold in which the control fails is enough
+            worst = np.min if key["metric"] == L2_METRICS[-1] else np.max
+            row["value"] = worst(scores.value[known])
         elif len(known):
             centre = centres.get(tuple(key[c] for c in _CENTRE))
-            interval = _interval(key, known, confidence, centre)
+            interval = _interval(key, scores, known, confidence, centre)
             row.update({
                 "value": interval.value, "ci_low": interval.low, "ci_high": interval.high, "ci_kind": interval.kind,
                 "reason": ";".join(filter(None, [row["reason"], interval.reason])) or None,
@@ -233,32 +224,35 @@ _CENTRE = ["contrast", "view", "probe", "metric", "scope", "draw", "view_minus"]
 
 def _macro_centres(rows: pd.DataFrame) -> dict[tuple, float]:
     """Return each macro average over folds: perturbations weigh alike, whatever number of folds and pairs they have."""
-    single = rows[rows["metric"].isin(MACRO_AVERAGED) & rows["value"].notna()]
+    single = Grouped(rows[rows["metric"].isin(MACRO_AVERAGED) & rows["value"].notna()], [*_CENTRE, "perturbation"])
     values: dict[tuple, list[float]] = {}
-    for key, group in _groups(single, [*_CENTRE, "perturbation"]):
-        found = weighted_mean(group["value"], _weights(key, group))
+    for group in single.groups:
+        key = single.key(group)
+        found = weighted_mean(single.value[group], _weights(key, single, group))
         values.setdefault(tuple(key[c] for c in _CENTRE), []).append(found)
     return {key: float(np.mean(found)) for key, found in values.items()}
 
 
-def _weights(key: Mapping[str, Any], group: pd.DataFrame) -> np.ndarray:
+def _weights(key: Mapping[str, Any], scores: Grouped, group: np.ndarray) -> np.ndarray:
     """Return the weight of each fold: the pairs behind an AUROC; other metrics weigh folds alike."""
-    return group[PAIRS].to_numpy(np.float64) if names.is_auroc(key["metric"]) else np.ones(len(group))
+    return scores.numbers(group, PAIRS) if names.is_auroc(key["metric"]) else np.ones(len(group))
 
 
-def _interval(key: Mapping[str, Any], known: pd.DataFrame, confidence: float, centre: float | None) -> Interval:
-    values, weights = known["value"].to_numpy(), _weights(key, known)
+def _interval(
+    key: Mapping[str, Any], scores: Grouped, known: np.ndarray, confidence: float, centre: float | None
+) -> Interval:
+    values, weights = scores.value[known], _weights(key, scores, known)
     macro = key.get("perturbation") == MACRO
     centre = centre if macro else None
     if key["metric"] == PREVALENCE:  # a chance level: it has no error
         return Interval(weighted_mean(values, weights) if centre is None else centre)
-    if int(known["n_experiments"].sum()) >= intervals.MIN_EXPERIMENTS:
+    if scores.counts["n_experiments"][known].sum() >= intervals.MIN_EXPERIMENTS:
         bounds = names.bounds(key["metric"], difference=key["view_minus"] is not None)
         if key["metric"] in _UNBOUNDED:
-            bounds = (1.0, float(known["n_components"].max()))
+            bounds = (1.0, scores.numbers(known, "n_components").max())
         return t_interval(values, weights, confidence, bounds=bounds, centre=centre)
     if key["metric"] == AUROC and not macro and key["view_minus"] is None:
-        variances = [None if pd.isna(v) else float(v) for v in known[VARIANCE]]
+        variances = [None if np.isnan(v) else v for v in scores.numbers(known, VARIANCE).tolist()]
         # plates inside an experiment train on each other, which their fold has counted; experiments then do not
         correlation = 0.0 if key["scope"] == IN_DISTRIBUTION else None
         return delong_interval(values, variances, weights, confidence, correlation=correlation)

@@ -25,7 +25,7 @@ from phenoica.score.fold import FoldScorer
 from phenoica.score.intervals import MIN_EXPERIMENTS, t_interval, weighted_mean
 from phenoica.score.metrics import ranking
 from phenoica.score.replicates import CROSS, SAME, centred, chosen_wells, mean_average_precision, replicate_tests
-from phenoica.score.rows import ALL, L2, POOLED, ROTATED, WITHIN, table
+from phenoica.score.rows import ALL, L2, POOLED, ROTATED, WITHIN, Grouped, table
 
 DECODING_CONTRAST = "experiment_of_reference"  # reference controls of one experiment against those of the others
 DELETION_CONTRAST = "deletion"
@@ -291,32 +291,6 @@ def over_folds(folds: Sequence[pd.DataFrame], confidence: float) -> pd.DataFrame
     return table([*rows.to_dict("records"), *single.to_dict("records"), *joined], schema.SCORE_COLUMNS)
 
 
-class _Columns:
-    """A table of scores as plain arrays, and its groups: thousands of small groups are too many for frames."""
-
-    def __init__(self, frame: pd.DataFrame, columns: Sequence[str]):
-        self.columns = list(columns)
-        self.records = frame.to_dict("records")
-        self.value = frame["value"].to_numpy(np.float64)
-        self.counts = {
-            c: frame[c].fillna(0).to_numpy(np.int64) for c in ("n_case", "n_reference", "n_experiments")
-        }  # fmt: skip
-        codes = frame.groupby(self.columns, sort=False, dropna=False).ngroup().to_numpy()
-        order = np.argsort(codes, kind="stable")
-        self.groups = np.split(order, np.flatnonzero(np.diff(codes[order])) + 1) if len(codes) else []
-
-    def key(self, group: np.ndarray) -> dict[str, Any]:
-        first = self.records[group[0]]
-        return {c: None if pd.isna(first[c]) else first[c] for c in [*self.columns, "n_components"]}
-
-    def known(self, group: np.ndarray) -> np.ndarray:
-        return group[np.isfinite(self.value[group])]
-
-    def reasons(self, group: np.ndarray) -> str | None:
-        found = [self.records[i]["reason"] for i in group]
-        return ";".join(sorted({r for text in found if not pd.isna(text) for r in text.split(";")})) or None
-
-
 def _id(row: Mapping[str, Any]) -> tuple:
     return tuple(None if pd.isna(row[c]) else row[c] for c in _KEY)
 
@@ -327,7 +301,7 @@ def _has_interval(metric: str) -> bool:
 
 def _with_rotation_mean(frame: pd.DataFrame) -> pd.DataFrame:
     """Add, for every score of rotation draws, their mean with draw null."""
-    draws = _Columns(frame[frame["draw"].notna()], [c for c in _KEY if c != "draw"])
+    draws = Grouped(frame[frame["draw"].notna()], [c for c in _KEY if c != "draw"])
     rows = []
     for group in draws.groups:
         known = draws.known(group)
@@ -339,7 +313,7 @@ def _with_rotation_mean(frame: pd.DataFrame) -> pd.DataFrame:
 def _macro(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Average every contrast of single perturbations over them, fold by fold; counts are summed."""
     single = rows[(rows["perturbation"] != ALL) & ~rows["metric"].isin(names.P_VALUES)]
-    columns = _Columns(single, [c for c in _KEY if c != "perturbation"] + ["fold"])
+    columns = Grouped(single, [c for c in _KEY if c != "perturbation"] + ["fold"])
     result = []
     for group in columns.groups:
         key, known = columns.key(group), columns.known(group)
@@ -356,7 +330,7 @@ def _macro(rows: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _joined(rows: pd.DataFrame, confidence: float, centres: Mapping[tuple, float]) -> list[dict[str, Any]]:
     """Return the rows over folds; `centres` are those of macro averages, which are made of perturbations over folds."""
-    columns, result = _Columns(rows, _KEY), []
+    columns, result = Grouped(rows, _KEY), []
     for group in columns.groups:
         key, known = columns.key(group), columns.known(group)
         n = {c: int(counts[known].sum()) for c, counts in columns.counts.items()}
