@@ -109,7 +109,7 @@ def test_the_deletion_curve_ranks_in_training_and_its_areas_are_in_the_table(fol
     curve = pick(points, view="ica", metric="auroc")
     assert curve["n_deleted"].tolist() == [0, 1, 2, 4, 6] and curve["value"].notna().all()
     start = pick(points, metric="auroc", n_deleted=0)
-    assert set(start["view"]) == {"pca", "rotation", "ica"} and np.ptp(start["value"]) < 1e-4  # one point
+    assert set(start["view"]) == {"pca", "rotation", "varimax", "ica"} and np.ptp(start["value"]) < 1e-4  # one point
     assert set(pick(points, view="rotation")["draw"].dropna()) == {0, 1, 2, 3}  # all draws, not only the probed
     areas = pick(rows, contrast=DELETION_CONTRAST, view="ica", view_minus="rotation").set_index("metric")["value"]
     for metric in deletion.AREAS:
