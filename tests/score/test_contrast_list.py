@@ -59,6 +59,12 @@ def test_what_is_skipped_and_why(made):
     assert "guide_holdout: 2 of 2 can be tested" in text and "no claim beyond them" in text
 
 
+def test_a_long_list_is_cut_in_print_and_counts_what_is_confounded(made, monkeypatch):
+    monkeypatch.setattr("phenoica.score.contrast_list.MAX_LINES", 2)
+    text = listed(made[3])
+    assert "and 2 more, in the csv; 1 of all are confounded" in text and "GENE3" not in text.split("positive_vs")[0]
+
+
 def test_the_verb_reads_metadata_alone(made, tmp_path):
     wells, folds, config, table = made
     wells.to_parquet(tmp_path / "wells.parquet")

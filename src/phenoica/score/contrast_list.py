@@ -21,11 +21,13 @@ from phenoica.score.contrasts import REASONS, Contrast, Split, build, split
 from phenoica.score.intervals import MIN_EXPERIMENTS, detectable_difference, fold_correlation, joint_variance
 from phenoica.score.presets import parse
 from phenoica.score.probes import fit_l1
+from phenoica.score.summary import CONFOUNDED
 
 LIST_COLUMNS = (
     "contrast", "perturbation", "batch", "n_case", "n_reference", "n_experiments", "n_folds", "per_experiment",
     "position_overlap", "detectable_difference", "skipped", "why",
 )  # fmt: skip
+MAX_LINES = 60  # comparisons of a contrast that the text names; the csv has all
 POSITION_FRACTION = 0.1  # lambda of the one-hot position model, as a share of lambda_max
 MAX_POSITION_WELLS = 2000  # wells of a side that a position model sees; there is little more to learn from more
 
@@ -180,19 +182,22 @@ def _detectable(parts: list[Split], experiments: pd.Series, only_within: bool, c
 
 
 def listed(table: pd.DataFrame) -> str:
-    """Return the list as text: a line a comparison, then what is skipped, by reason."""
+    """Return the list as text: a line a comparison (the first `MAX_LINES`), then what is skipped, by reason."""
     lines = []
     for contrast, group in table.groupby("contrast", sort=False):
         tested = group[group["skipped"].isna()]
         lines.append(f"{contrast}: {len(tested)} of {len(group)} can be tested, batch {group['batch'].iloc[0]}")
-        for row in tested.to_dict("records"):
+        for row in tested.head(MAX_LINES).to_dict("records"):
             sides = f"{row['n_case']} cases, {row['n_reference']} references"
             text = f"  {row['perturbation']:<24}{sides:<34}{_span(row['per_experiment'])}; {row['n_folds']} folds"
             if not pd.isna(row["position_overlap"]):
                 text += f"; position_overlap {row['position_overlap']:.2f}"
-                text += " CONFOUNDED" if row["position_overlap"] < 0.5 else ""
+                text += " CONFOUNDED" if row["position_overlap"] < CONFOUNDED else ""
             lines.append(f"{text}; detectable {row['detectable_difference']:.2f}")
-        if group["batch"].iloc[0] not in (schema.EXPERIMENT,) and len(tested) and tested["why"].notna().all():
+        if len(tested) > MAX_LINES:
+            confounded = (tested["position_overlap"].astype(float) < CONFOUNDED).sum()
+            lines.append(f"  and {len(tested) - MAX_LINES} more, in the csv; {confounded} of all are confounded")
+        if group["batch"].iloc[0] != schema.EXPERIMENT and len(tested) and tested["why"].notna().all():
             lines.append(f"  {tested['why'].iloc[0]}")
         for reason, skipped in group[group["skipped"].notna()].groupby("skipped", sort=True):
             names = skipped["perturbation"].tolist()
