@@ -96,7 +96,8 @@ def test_bbbc021_weeks_and_mechanism_classes(shared, tmp_path):
     assert linear.set_index("view")["value"].drop("rotation", errors="ignore").gt(0.95).all()
     same = linear.set_index("view")["value"].loc[["pca", "rotation", "ica"]]
     assert same.between(0.981, 0.996).all() and same.max() - same.min() < 1e-4  # .986 to .991 within noise, saturated
-    lonely = total[total["perturbation"].isin(["Cholesterol-lowering", "Kinase inhibitors"])]
+    held_out = total[total["scope"] == "pooled"]
+    lonely = held_out[held_out["perturbation"].isin(["Cholesterol-lowering", "Kinase inhibitors"])]
     assert lonely["value"].isna().all() and set(lonely["reason"]) == {"one_experiment"}
 
 

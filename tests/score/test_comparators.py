@@ -14,6 +14,8 @@ from phenoica.disentangle.run import fit_fold
 from phenoica.files import write_csv, write_h5ad, write_parquet
 from phenoica.report import score_page
 from phenoica.score import run
+from phenoica.score.compare import Run, compare
+from phenoica.score.hits import hits
 from phenoica.score.summary import is_held_out
 
 COMPARATORS = ["combat"] + ["harmony"] * (importlib.util.find_spec("harmonypy") is not None)
@@ -59,10 +61,15 @@ def test_the_table_shows_them_as_having_read_all_wells(finished):
 
 
 def test_nothing_held_out_is_compared_with_them(finished):
-    folder, _ = finished
+    folder, config = finished
     scores = pd.read_parquet(folder / "scores.parquet")
     assert set(scores["view_minus"].dropna()) >= {"pca", "centerscale + ica"}
     assert not set(scores["view_minus"].dropna()) & set(COMPARATORS)
+    assert set(scores.loc[scores["metric"] == "auroc_gap", "view"]) >= {"pca"}
+    assert not set(scores.loc[scores["metric"] == "auroc_gap", "view"]) & set(COMPARATORS)
+    assert set(hits(scores, config)["view"]) == {"pca", "ica", "centerscale + ica"}
+    same = Run(config, scores, {0: frozenset({"gene-000", "gene-002"}), 1: frozenset({"gene-001", "gene-003"})})
+    assert not set(compare(same, same, 0.95)["view"]) & set(COMPARATORS)
     text = (folder / "scores.txt").read_text()
     lines = [line for line in text.splitlines() if any(name in line for name in COMPARATORS)]
     assert len(lines) == 1 and lines[0].startswith("Not held out (corrected with all test wells in view)")

@@ -47,7 +47,7 @@ def test_differences_are_paired_over_perturbations_and_folds_whatever_their_numb
     first, second, (a, b) = read_run(runs[0]), read_run(runs[1]), runs[2]
     table = compare(first, second, 0.95)
     assert tuple(table.columns) == COMPARE_COLUMNS
-    rows = table.set_index(["contrast", "view", "perturbation"])
+    rows = table.set_index(["contrast", "view", "perturbation"]).sort_index()
     plk1 = rows.loc[("positive_vs_reference", "raw", "PLK1")]
 
     def value(scores, fold):

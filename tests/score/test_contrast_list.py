@@ -1,3 +1,6 @@
+import io
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -56,16 +59,21 @@ def test_what_is_skipped_and_why(made):
     assert "guide_holdout: 2 of 2 can be tested" in text and "no claim beyond them" in text
 
 
+def test_a_long_list_is_cut_in_print_and_counts_what_is_confounded(made, monkeypatch):
+    monkeypatch.setattr("phenoica.score.contrast_list.MAX_LINES", 2)
+    text = listed(made[3])
+    assert "and 2 more, in the csv; 1 of all are confounded" in text and "GENE3" not in text.split("positive_vs")[0]
+
+
 def test_the_verb_reads_metadata_alone(made, tmp_path):
     wells, folds, config, table = made
-    import json
-
     wells.to_parquet(tmp_path / "wells.parquet")
     folds.to_csv(tmp_path / "folds.csv", index=False)
     arguments = ["contrasts", "--config", json.dumps(config), "--wells", str(tmp_path / "wells.parquet")]
     arguments += ["--folds", str(tmp_path / "folds.csv"), "--out", str(tmp_path / "c.csv")]
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 0 and "query_vs_reference: 4 of 5 can be tested" in result.stdout
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "c.csv"), table, check_dtype=False)
+    written = pd.read_csv(io.StringIO(table.to_csv(index=False)))
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "c.csv"), written)
     result = CliRunner().invoke(cli.app, [*arguments, "--no-position"])
     assert "position_overlap" not in result.stdout

@@ -4,7 +4,7 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 from phenoica.errors import ScoreError
-from phenoica.score import probes
+from phenoica.score import l1_path, probes
 
 
 def data(seed, n=120, d=6):
@@ -147,3 +147,17 @@ def test_l1_sees_the_basis_that_l2_cannot():
     views, labels = rotated()
     weights = {name: probes.fit_l1(X, labels, 0.1).weights for name, X in views.items()}
     assert abs(np.linalg.norm(weights["pca"]) - np.linalg.norm(weights["ica"])) > 1e-3
+
+
+def test_each_problem_is_solved_at_its_own_lambda():
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((60, 6))
+    labels = np.arange(60) % 3 == 0
+    X[labels, :2] += 1
+    wells = [np.arange(60), np.arange(40), np.arange(10, 60)]
+    tasks = [l1_path.Problem(X, w, labels[w]) for w in wells]
+    found = probes.fit_l1_each(tasks, [0.5, 0.1, 0.5])
+    for probe, w, fraction in zip(found, wells, (0.5, 0.1, 0.5), strict=True):
+        assert probe.penalty == pytest.approx(fraction * probe.lambda_max)
+        np.testing.assert_allclose(probe.weights, probes.fit_l1(X[w], labels[w], fraction).weights, atol=1e-6)
+    assert probes.fit_l1_each([], []) == []

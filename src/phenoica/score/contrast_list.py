@@ -21,11 +21,13 @@ from phenoica.score.contrasts import REASONS, Contrast, Split, build, split
 from phenoica.score.intervals import MIN_EXPERIMENTS, detectable_difference, fold_correlation, joint_variance
 from phenoica.score.presets import parse
 from phenoica.score.probes import fit_l1
+from phenoica.score.summary import CONFOUNDED
 
 LIST_COLUMNS = (
     "contrast", "perturbation", "batch", "n_case", "n_reference", "n_experiments", "n_folds", "per_experiment",
     "position_overlap", "detectable_difference", "skipped", "why",
 )  # fmt: skip
+MAX_LINES = 60  # comparisons of a contrast that the text names; the csv has all
 POSITION_FRACTION = 0.1  # lambda of the one-hot position model, as a share of lambda_max
 MAX_POSITION_WELLS = 2000  # wells of a side that a position model sees; there is little more to learn from more
 
@@ -123,20 +125,21 @@ def _reason(parts: list[Split]) -> str:
 
 def _overlap(obs: pd.DataFrame, parts: list[Split], seed: int) -> float:
     """Return min(1, 2 (1 - A)) of the better position model."""
-    found = []  # pairs, AUROC of either model
-    for number, part in enumerate(parts):
-        rng = np.random.default_rng([seed, number])
-        train, labels = _sample(part.train, part.train_labels, rng)
-        test, test_labels = _sample(part.test, part.test_labels, rng)
-        wells = np.concatenate([train, test])
-        inside = np.arange(len(wells)) < len(train)
-        X = position_linear(obs.iloc[wells], inside)
-        linear = fit_l1(X[inside], labels, POSITION_FRACTION).decision(X[~inside])
-        trees = _trees(obs.iloc[train], labels, obs.iloc[test])
-        pairs = test_labels.sum() * (~test_labels).sum()
-        found.append((pairs, metrics.auroc(test_labels, linear), metrics.auroc(test_labels, trees)))
-    pairs, linear, trees = np.array(found, dtype=np.float64).T
-    return float(min(1.0, 2 * (1 - max(pairs @ linear, pairs @ trees) / pairs.sum())))
+    samples = [_position_sample(part, np.random.default_rng([seed, number])) for number, part in enumerate(parts)]
+    pairs = np.array([test_labels.sum() * (~test_labels).sum() for *_, test_labels in samples], dtype=np.float64)
+    best = 0.0
+    for model in (_one_hot, _trees):
+        if best < 1.0:  # a model that is always right cannot be beaten
+            values = [
+                metrics.auroc(test_labels, model(obs.iloc[train], labels, obs.iloc[test]))
+                for train, labels, test, test_labels in samples
+            ]
+            best = max(best, float(pairs @ values / pairs.sum()))
+    return min(1.0, 2 * (1 - best))
+
+
+def _position_sample(part: Split, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    return *_sample(part.train, part.train_labels, rng), *_sample(part.test, part.test_labels, rng)
 
 
 def _sample(wells: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -144,6 +147,13 @@ def _sample(wells: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> 
     kept = [rng.choice(s, MAX_POSITION_WELLS, replace=False) if len(s) > MAX_POSITION_WELLS else s for s in sides]
     kept = np.sort(np.concatenate(kept))
     return wells[kept], labels[kept]
+
+
+def _one_hot(train: pd.DataFrame, labels: np.ndarray, test: pd.DataFrame) -> np.ndarray:
+    """Return the decisions on test wells of a linear model that sees row and column."""
+    inside = np.arange(len(train) + len(test)) < len(train)
+    X = position_linear(pd.concat([train, test]), inside)
+    return fit_l1(X[inside], labels, POSITION_FRACTION).decision(X[~inside])
 
 
 def _trees(train: pd.DataFrame, labels: np.ndarray, test: pd.DataFrame) -> np.ndarray:
@@ -172,21 +182,24 @@ def _detectable(parts: list[Split], experiments: pd.Series, only_within: bool, c
 
 
 def listed(table: pd.DataFrame) -> str:
-    """Return the list as text: a line a comparison, then what is skipped, by reason."""
+    """Return the list as text: a line a comparison (the first `MAX_LINES`), then what is skipped, by reason."""
     lines = []
     for contrast, group in table.groupby("contrast", sort=False):
         tested = group[group["skipped"].isna()]
         lines.append(f"{contrast}: {len(tested)} of {len(group)} can be tested, batch {group['batch'].iloc[0]}")
-        for row in tested.to_dict("records"):
+        for row in tested.head(MAX_LINES).to_dict("records"):
             sides = f"{row['n_case']} cases, {row['n_reference']} references"
             text = f"  {row['perturbation']:<24}{sides:<34}{_span(row['per_experiment'])}; {row['n_folds']} folds"
             if not pd.isna(row["position_overlap"]):
                 text += f"; position_overlap {row['position_overlap']:.2f}"
-                text += " CONFOUNDED" if row["position_overlap"] < 0.5 else ""
+                text += " CONFOUNDED" if row["position_overlap"] < CONFOUNDED else ""
             detectable = row["detectable_difference"]
             # AUROC differs from 0.5 by 0.5 at most
             lines.append(f"{text}; detectable {detectable:.2f}" if detectable <= 0.5 else f"{text}; detectable none")
-        if group["batch"].iloc[0] not in (schema.EXPERIMENT,) and len(tested) and tested["why"].notna().all():
+        if len(tested) > MAX_LINES:
+            confounded = (tested["position_overlap"].astype(float) < CONFOUNDED).sum()
+            lines.append(f"  and {len(tested) - MAX_LINES} more, in the csv; {confounded} of all are confounded")
+        if group["batch"].iloc[0] != schema.EXPERIMENT and len(tested) and tested["why"].notna().all():
             lines.append(f"  {tested['why'].iloc[0]}")
         for reason, skipped in group[group["skipped"].notna()].groupby("skipped", sort=True):
             names = skipped["perturbation"].tolist()

@@ -237,7 +237,7 @@ def lines_of_tests(total: pd.DataFrame, config: Mapping[str, Any]) -> list[str]:
     config
         A complete configuration.
     """
-    alpha, rows = config["score"]["alpha"], total[(total["probe"] == L1) & total["draw"].isna()]
+    alpha, rows = config["score"]["alpha"], total[(total["probe"] == L1) & total["draw"].isna() & is_held_out(total)]
     q_rows = rows[rows["metric"] == inference.Q_VALUE]
     views = list(dict.fromkeys(q_rows["view"]))
     view = COMPARED if COMPARED in views else views[0] if views else None
