@@ -50,7 +50,10 @@ def measure(name: str, n: int, d: int, k: int) -> dict[str, float]:
     from phenoica.disentangle import linear_views, view
     from phenoica.disentangle.ica import IcaFit
 
-    linear_views.fit_rotation = lambda Z, **_: IcaFit(np.eye(Z.shape[1]), 0, 0.0, True, 0, ())
+    def identity(Z: np.ndarray, **_: object) -> IcaFit:
+        return IcaFit(np.eye(Z.shape[1]), 0, 0.0, True, 0, np.zeros(Z.shape[1]), ())
+
+    linear_views.fit_rotation = identity
     X, obs = wells(n, d)
     options = {"n_components": k} if name.split(" + ")[-1] not in ("raw", "centerscale", "mad", "spherize") else {}
     before, start = peak_bytes(), time.perf_counter()
