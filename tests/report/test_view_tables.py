@@ -45,3 +45,18 @@ def test_the_gain_of_deletion_is_shown_with_its_sign_and_interval():
     (row,) = view_tables.deletion_rows(total, score_page._cell)
     assert row["cells"][0]["value"] == "+0.100" and "-0.20 to +0.40" in row["cells"][0]["range"].replace("−", "-")
     assert row["cells"][1]["value"] == row["cells"][2]["value"] == "–"
+
+
+def test_a_note_that_all_rows_share_stands_once_below_the_table():
+    def cell(value, note):
+        return {"value": value, "note": note}
+
+    table = [
+        {"cells": [cell("0.6", "few"), cell("0.5", "few"), cell("0.4", ""), cell("–", "")]},
+        {"cells": [cell("0.7", "few"), cell("0.5", "other"), cell("0.4", ""), cell("–", "few")]},
+        {"cells": [cell("–", ""), cell("0.5", "few"), cell("0.4", ""), cell("–", "few")]},
+    ]
+    assert view_tables.shared_notes(["a", "b", "c", "d"], table) == ["a; d: few."]
+    assert [[c["note"] for c in row["cells"]] for row in table] == [
+        ["", "few", "", ""], ["", "other", "", ""], ["", "few", "", ""],
+    ]  # fmt: skip

@@ -225,19 +225,22 @@ def _macro_table(rows: pd.DataFrame, scope: str) -> dict[str, Any]:
     contrasts = [c for c in CONTRASTS if c in present] + [c for c in present if c not in CONTRASTS]
     cells = {(r["view"], r["contrast"]): r for r in macro.to_dict("records")}
     reads = dict(zip(macro["view"], macro["test_data_used"], strict=True))
-    return {
-        "scope": scope,
-        "heads": [TITLES.get(c, c.replace("_", " ")) for c in contrasts],
-        "rows": [
-            {
-                "view": view,
-                "kind": kind(view),
-                "reads": reads[view],
-                "cells": [_cell(cells.get((view, c))) for c in contrasts],
-            }
-            for view in in_order(macro["view"])
-        ],
-    }
+    table = [
+        {
+            "view": view,
+            "kind": kind(view),
+            "reads": reads[view],
+            "cells": [_cell(cells.get((view, c))) for c in contrasts],
+        }
+        for view in in_order(macro["view"])
+    ]
+    heads = [_title(c) for c in contrasts]
+    return {"scope": scope, "heads": heads, "rows": table, "notes": view_tables.shared_notes(heads, table)}
+
+
+def _title(contrast: str) -> str:
+    """Return the name of a contrast in words; one of the user's own is shown with its name."""
+    return TITLES.get(contrast, contrast.replace("_", " ").capitalize())
 
 
 def _cell(row: Mapping[str, Any] | None, decimals: int = 3, sign: bool = False) -> dict[str, str]:

@@ -47,7 +47,7 @@ def view_table(
     Returns
     -------
     dict
-        heads, and rows with view and cells; the note of a cell tells its chance level. Without such scores, no rows.
+        heads, rows (view and cells), notes below; the note of a cell tells its chance level. Without scores, no rows.
     """
     single = total[total["draw"].isna() & total["view_minus"].isna() & is_held_out(total)]
     found: dict[tuple[str, int], Mapping[str, Any]] = {}
@@ -56,15 +56,41 @@ def view_table(
             found[row["view"], number] = row
     rows = []
     for view in in_order([view for view, _ in found]):
-        cells = []
-        for number, (_, contrast, _metric, scope, chance) in enumerate(COLUMNS):
-            made = cell(found.get((view, number)), 2)
-            level = _rows(single[single["view"] == view], contrast, chance, scope)["value"] if chance else []
+        rows.append({"view": view, "cells": [cell(found.get((view, n)), 2) for n in range(len(COLUMNS))]})
+    heads = [head for head, *_ in COLUMNS]
+    notes = shared_notes(heads, rows)
+    for row in rows:
+        for made, (_, contrast, _metric, scope, chance) in zip(row["cells"], COLUMNS, strict=True):
+            level = _rows(single[single["view"] == row["view"]], contrast, chance, scope)["value"] if chance else []
             if len(level) and made["value"] != "–":
                 made["note"] = "; ".join(filter(None, [f"chance {level.iloc[0]:.2f}", made["note"]]))
-            cells.append(made)
-        rows.append({"view": view, "cells": cells})
-    return {"heads": [head for head, *_ in COLUMNS], "rows": rows}
+    return {"heads": heads, "rows": rows, "notes": notes}
+
+
+def shared_notes(heads: Sequence[str], table: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Take the notes that all rows of a column share out of its cells.
+
+    Parameters
+    ----------
+    heads
+        Of the columns.
+    table
+        Rows with `cells`, each with a value and a note; shared notes are emptied. A cell of a mere dash shares any.
+
+    Returns
+    -------
+    list of str
+        Each such note once, after the heads of its columns.
+    """
+    found: dict[str, list[str]] = {}
+    for column, head in enumerate(heads):
+        cells = [row["cells"][column] for row in table]
+        cells = [c for c in cells if c["note"] or c["value"] != "–"]
+        if len(cells) > 1 and cells[0]["note"] and len({c["note"] for c in cells}) == 1:
+            found.setdefault(cells[0]["note"], []).append(head)
+            for cell in cells:
+                cell["note"] = ""
+    return [f"{'; '.join(columns)}: {note}." for note, columns in found.items()]
 
 
 def _rows(single: pd.DataFrame, contrast: str, metric: str, scope: str | None) -> pd.DataFrame:
