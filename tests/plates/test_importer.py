@@ -674,7 +674,7 @@ def test_the_verb_by_names_of_files(tmp_path):
 
 def readme_commands() -> list[str]:
     """Return the commands of the section "Your own images" of the README, in order."""
-    text = (ROOT / "README.md").read_text().split("## Your own images")[1].split("## What each score")[0]
+    text = (ROOT / "README.md").read_text().split("## Your own images")[1].split("\n## ")[0]
     return [block.split("```")[0].strip() for block in text.split("```bash\n")[1:]]
 
 
