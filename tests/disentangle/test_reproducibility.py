@@ -45,7 +45,10 @@ def test_gaussian_data_have_no_identifiable_component_beyond_the_nominal_rate():
     for seed in range(6):
         X, obs, _ = data(n_experiments=5, wells=200, d=8, n_sources=0, seed=seed)
         pca, ica = fitted(X, 8)
-        called.append(measure(X, obs, pca, ica, draws=5, seed=seed, alpha=0.05).identifiable)
+        found = measure(X, obs, pca, ica, draws=5, seed=seed, alpha=0.05)
+        called.append(found.identifiable)
+        # every start is another one, and nothing in these data leads two of them to the same axes
+        assert found.seed_mean.max() < 0.999
     assert np.mean(called) <= 0.05
 
 
