@@ -191,13 +191,6 @@ def test_two_experiments_are_not_taken_for_independent_evidence():
     assert found["coverage"] > 0.85  # taking the folds as independent: .71 to .78
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shift", [0.0, 0.3])
-@pytest.mark.parametrize(("n_experiments", "n_folds"), [(4, 4), (8, 4), (20, 4), (20, 10)])
-def test_intervals_cover_a_half_in_91_to_98_percent_of_1000_screens(n_experiments, n_folds, shift):
-    assert 0.91 <= benchmark.coverage(n_experiments, n_folds, shift, 1000)["coverage"] <= 0.98
-
-
 def test_the_power_note_is_the_intervals_own_formula():
     interval = intervals.t_interval([0.6, 0.7, 0.8], [1, 1, 1], 0.95)
     error = np.sqrt(0.01 * (1 / 3 + 1 / 2))
