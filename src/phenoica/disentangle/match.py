@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from phenoica.disentangle.rotations import nearest_rotation
 from phenoica.errors import FitError
 
 
@@ -88,8 +89,7 @@ def procrustes(A: np.ndarray, B: np.ndarray) -> np.ndarray:
     A, B
         float (n, k), centred.
     """
-    left, _, right = np.linalg.svd(np.asarray(A, dtype=np.float64).T @ np.asarray(B, dtype=np.float64))
-    return left @ right
+    return nearest_rotation(np.asarray(A, dtype=np.float64).T @ np.asarray(B, dtype=np.float64))
 
 
 def _ratio(products: np.ndarray, squares_a: np.ndarray, squares_b: np.ndarray) -> np.ndarray:

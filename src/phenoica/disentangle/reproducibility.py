@@ -148,7 +148,8 @@ def measure(
     if len(names) < 2:
         return None
     refit = _Refit(pca.n_components_, ica.options(), seed)
-    covariance = _covariance(X)
+    wells = Rows(X)
+    covariance = _covariance(wells)
     rows: list[pd.DataFrame] = []
     told: list[str] = []
 
@@ -167,13 +168,13 @@ def measure(
     if len(chosen) < draws:
         told.append(f"reproducibility: {draws - len(chosen)} of {draws} bootstraps had too few wells and were left out")
     for draw, index in track(chosen, len(chosen), "reproducibility, bootstraps", "fit"):
-        W, converged = refit.weights(X[index], draw)
+        W, converged = refit.weights(wells.where(index), draw)
         add(BOOTSTRAP, draw, match(weight_correlations(ica.components_, W, covariance)).r, converged)
-    for draw, fit in refit.from_other_seeds(X, pca, draws):
+    for draw, fit in refit.from_other_seeds(wells, pca, draws):
         add(SEED, draw, match(ica.rotation_.T @ fit.rotation_).r, fit.converged_)
-    for draw, r, converged in _gaussian(refit, covariance, len(X), chosen):
+    for draw, r, converged in _gaussian(refit, covariance, len(wells), chosen):
         add(GAUSSIAN, draw, r, converged)
-    disjoint = _disjoint(refit, X, experiments, names, seed)
+    disjoint = _disjoint(refit, wells, experiments, names, seed)
     if isinstance(disjoint, str):
         told.append(disjoint)
     else:
@@ -215,20 +216,20 @@ class _Refit:
     def __init__(self, k: int, options: dict[str, Any], seed: int):
         self.k, self.options, self.seed = k, {n: v for n, v in options.items() if n != "n_components"}, seed
 
-    def ica(self, X: np.ndarray, pca: Pca, draw: int) -> Ica:
+    def ica(self, wells: Rows, pca: Pca, draw: int) -> Ica:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", IcaWarning)  # counted in the table instead
-            return Ica(**{**self.options, "seed": self.seed + draw + 1}, pca=pca).fit(X)
+            return Ica(**{**self.options, "seed": self.seed + draw + 1}, pca=pca)._fit_rows(wells, None)
 
-    def weights(self, X: np.ndarray, draw: int) -> tuple[np.ndarray, bool]:
-        """Return the (d, k) weights of a fit to wells X, and whether it converged."""
-        fit = self.ica(X, Pca(n_components=self.k).fit(X), draw)
+    def weights(self, wells: Rows, draw: int) -> tuple[np.ndarray, bool]:
+        """Return the (d, k) weights of a fit to wells, and whether it converged."""
+        fit = self.ica(wells, Pca(n_components=self.k)._fit_rows(wells, None), draw)
         return fit.components_, fit.converged_
 
-    def from_other_seeds(self, X: np.ndarray, pca: Pca, draws: int) -> Iterator[tuple[int, Ica]]:
+    def from_other_seeds(self, wells: Rows, pca: Pca, draws: int) -> Iterator[tuple[int, Ica]]:
         """Yield fits of the same wells, on the same pca, from other starts."""
         for draw in track(range(draws), draws, "reproducibility, seeds", "fit"):
-            yield draw, self.ica(X, pca, draw)
+            yield draw, self.ica(wells, pca, draw)
 
 
 def _bootstraps(
@@ -255,16 +256,16 @@ def _gaussian(
     values, vectors = np.linalg.eigh(covariance)
     root = (vectors * np.sqrt(np.clip(values, 0.0, None))).T.astype(np.float32)
     rng = np.random.default_rng([refit.seed, n])
-    X = rng.standard_normal((n, len(root)), dtype=np.float32) @ root
-    own = _covariance(X)
-    reference, _ = refit.weights(X, -1)
+    wells = Rows(rng.standard_normal((n, len(root)), dtype=np.float32) @ root)
+    own = _covariance(wells)
+    reference, _ = refit.weights(wells, -1)
     for draw, index in track(chosen, len(chosen), "reproducibility, Gaussian data", "fit"):
-        W, converged = refit.weights(X[index], draw)
+        W, converged = refit.weights(wells.where(index), draw)
         yield draw, match(weight_correlations(reference, W, own)).r, converged
 
 
 def _disjoint(
-    refit: _Refit, X: np.ndarray, experiments: np.ndarray, names: np.ndarray, seed: int
+    refit: _Refit, wells: Rows, experiments: np.ndarray, names: np.ndarray, seed: int
 ) -> list[tuple[str, int, np.ndarray, bool]] | str:
     """Compare fits to two thirds of the experiments on the third one; a text where there are too few."""
     parts = np.random.default_rng([seed, len(names), 3]).permutation(names)
@@ -274,8 +275,8 @@ def _disjoint(
             f"reproducibility on disjoint experiments was not measured: thirds of {len(names)} training experiments do "
             f"not have more than {refit.k} wells each"
         )
-    (V, first), (W, second) = (refit.weights(X[group], draw) for draw, group in enumerate(groups[:2]))
-    held_out = _covariance(X[groups[2]])
+    (V, first), (W, second) = (refit.weights(wells.where(group), draw) for draw, group in enumerate(groups[:2]))
+    held_out = _covariance(wells.where(groups[2]))
     done = first and second
     result = [(DISJOINT, 0, match(weight_correlations(V, W, held_out)).r, done)]
     for draw in range(ROTATED_DRAWS):
@@ -284,5 +285,5 @@ def _disjoint(
     return result
 
 
-def _covariance(X: np.ndarray) -> np.ndarray:
-    return moments(Rows(X), scatter=True).scatter / len(X)
+def _covariance(wells: Rows) -> np.ndarray:
+    return moments(wells, scatter=True).scatter / len(wells)

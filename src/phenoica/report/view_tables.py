@@ -10,13 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from phenoica import schema
 from phenoica.score import names
 from phenoica.score.contrasts import QUERY
+from phenoica.score.rows import IN_DISTRIBUTION, MACRO, POOLED
 from phenoica.score.summary import is_held_out
-from phenoica.score.view_scores import DECODING_CONTRAST, DELETION_CONTRAST, MACRO
+from phenoica.score.view_scores import DECODING_CONTRAST, DELETION_CONTRAST
 
-POOLED, IN_DISTRIBUTION = schema.SCOPES[0], schema.SCOPES[2]
 # head, contrast, metric, scope, metric of its chance level
 COLUMNS = (
     ("Replicates alike (cosine)", QUERY, names.CONSISTENCY, POOLED, names.CONSISTENCY_CHANCE),

@@ -21,6 +21,7 @@ from phenoica.score.decoding import decode_batches
 from phenoica.score.intervals import MIN_EXPERIMENTS, t_interval
 from phenoica.score.metrics import auroc
 from phenoica.score.names import AUROC, DECODING, DELETION_AUROC, DELETION_DECODING, DELETION_GAIN, bounds
+from phenoica.score.rows import ROTATION
 from phenoica.score.small_probes import l2_logistic
 
 COLUMNS = (
@@ -28,7 +29,7 @@ COLUMNS = (
     "ci_high", "ci_kind", "chance", "n_contrasts", "n_experiments", "reason",
 )  # fmt: skip
 AREAS = (DELETION_GAIN, DELETION_AUROC, DELETION_DECODING)
-ROTATION, COMPARED = "rotation", ("ica", "pca")  # these minus the mean of the rotations
+COMPARED = ("ica", "pca")  # these minus the mean of the rotations
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,11 @@ from phenoica.score.intervals import delong_variance, joint_variance
 from phenoica.score.l1_path import Problem
 from phenoica.score.penalty import Fraction
 from phenoica.score.probes import Probe, fit_l1_each
-from phenoica.score.rows import AUROC, L1, PAIRS, VARIANCE
+from phenoica.score.rows import AUROC, IN_DISTRIBUTION, L1, PAIRS, VARIANCE
 
 if TYPE_CHECKING:
     from phenoica.score.fold import FoldScorer
 
-IN_DISTRIBUTION = schema.SCOPES[2]
 LARGEST = 1e9  # training standard deviations above which a value is no measurement
 _UNSET = -1
 

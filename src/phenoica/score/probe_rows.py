@@ -14,12 +14,10 @@ import pandas as pd
 
 from phenoica.score import metrics, names
 from phenoica.score.baselines import POSITION_TREES, Features, position_trees
-from phenoica.score.rows import L1, POOLED, WITHIN
+from phenoica.score.rows import L1, MACRO, POOLED, WITHIN
 
 if TYPE_CHECKING:
     from phenoica.score.fold import FoldScorer
-
-MACRO = "macro"
 
 
 def precision_rows(base: Mapping[str, Any], labels: np.ndarray, scores: np.ndarray) -> list[dict[str, Any]]:

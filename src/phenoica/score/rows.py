@@ -11,7 +11,10 @@ import pandas as pd
 from phenoica import schema
 from phenoica.score import names
 
-POOLED, WITHIN = schema.SCOPES[:2]
+POOLED, WITHIN, IN_DISTRIBUTION = schema.SCOPES
+MACRO = "macro"  # the perturbation that is the mean over all of a contrast
+OVER_FOLDS = -1  # the fold of rows over folds
+ROTATION = "rotation"
 L1, L2, TREES, NO_PROBE = "l1", "l2", names.TREES, names.NO_PROBE
 AUROC, HOYER = names.AUROC, names.HOYER
 CONCENTRATION, L2_METRICS = names.CONCENTRATION, names.L2_CONTROL
@@ -19,7 +22,7 @@ CONCENTRATION, L2_METRICS = names.CONCENTRATION, names.L2_CONTROL
 CONCENTRATION_CONTRAST = "all_vs_reference"  # effects of all perturbations together
 L2_CONTRAST = "l2_control"
 ALL = "all"  # the perturbation of these two
-ROTATED = ("pca", "rotation", "varimax", "ica")  # views of one fit that differ by an orthogonal matrix
+ROTATED = ("pca", ROTATION, "varimax", "ica")  # views of one fit that differ by an orthogonal matrix
 
 # a fold's table has two more columns than the final one: pairs compared, and the AUROC's plate-stratified variance
 PAIRS, VARIANCE = "pairs", "variance"

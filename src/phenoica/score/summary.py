@@ -25,18 +25,18 @@ from phenoica.score.rows import (
     L1,
     L2_CONTRAST,
     L2_METRICS,
+    MACRO,
+    OVER_FOLDS,
     PAIRS,
     POOLED,
+    ROTATION,
     VARIANCE,
     Grouped,
     table,
 )  # fmt: skip
 
-MACRO = "macro"
-OVER_FOLDS = -1
 COMPARED = "ica"  # the view that the verdict is about; every other one is subtracted from it
 TRAINING = ("raw", RANDOM_ENCODER)  # the pair whose difference says what the encoder's training adds
-ROTATION = "rotation"
 POSITION_MODELS = (POSITION_LINEAR, POSITION_TREES)  # the better of those that were scored counts
 CONFOUNDED = 0.5  # position_overlap under which the well's position alone explains a perturbation
 _UNBOUNDED = ("participation",)

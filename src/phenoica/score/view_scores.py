@@ -25,13 +25,22 @@ from phenoica.score.fold import FoldScorer
 from phenoica.score.intervals import MIN_EXPERIMENTS, t_interval, weighted_mean
 from phenoica.score.metrics import ranking
 from phenoica.score.replicates import CROSS, SAME, centred, chosen_wells, mean_average_precision, replicate_tests
-from phenoica.score.rows import ALL, L2, POOLED, ROTATED, WITHIN, Grouped, table
+from phenoica.score.rows import (
+    ALL,
+    IN_DISTRIBUTION,
+    L2,
+    MACRO,
+    OVER_FOLDS,
+    POOLED,
+    ROTATED,
+    ROTATION,
+    WITHIN,
+    Grouped,
+    table,
+)
 
 DECODING_CONTRAST = "experiment_of_reference"  # reference controls of one experiment against those of the others
 DELETION_CONTRAST = "deletion"
-IN_DISTRIBUTION = schema.SCOPES[2]
-MACRO = "macro"
-OVER_FOLDS = -1
 _KEY = ["contrast", "perturbation", "view", "test_data_used", "probe", "metric", "scope", "draw", "view_minus"]
 
 
@@ -227,7 +236,7 @@ class ViewScorer:
             joined = deletion.area_rows(frame)
         else:  # one training batch has no batch-bound component; no rotated view has no curve
             frame, reason = deletion.table([]), "one_batch" if chosen else "no_rotated_view"
-            joined = [{"view": "ica", "view_minus": deletion.ROTATION, "metric": m, "value": None, "reason": reason}
+            joined = [{"view": "ica", "view_minus": ROTATION, "metric": m, "value": None, "reason": reason}
                       for m in deletion.AREAS]  # fmt: skip
         rows = [*frame.to_dict("records"), *({**row, **known, "n_contrasts": len(parts)} for row in joined)]
         return deletion.table(rows), {"order": order_of, "contrasts": contrasts}
