@@ -112,6 +112,8 @@ def write_shard(path: Path, images: list[tuple[str, bytes]], copies: int = 1) ->
         schema.WELL_ID: [f"well-{i}" for i in range(len(at))],
         schema.EXPERIMENT: "benchmark",
         schema.UNIT: 0,
+        schema.IMAGE_SITE: list(np.ones_like(at)),
+        schema.IMAGE_CHANNEL: [CHANNELS] * len(at),
         schema.IMAGE_SHARD: list(np.zeros_like(at)),
         schema.IMAGE_ROW_GROUP: list(at // ROWS_A_GROUP),
         schema.IMAGE_ROW: list(at % ROWS_A_GROUP),
