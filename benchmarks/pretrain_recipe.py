@@ -10,8 +10,9 @@ scored beside it. One JSON line a run goes to results.jsonl below --work, which 
 calls side by side with different --seeds or --settings. The last line printed is one JSON object: setting -> mean and
 standard deviation over seeds, and the same for the random weights that each setting starts from (layer scale 1).
 
-Rank settings at the length that is meant: over 1,200 steps layer scale 1 was ahead of 0.3 in both seeds that were run,
-yet after 15,000 steps it was behind what 0.3 had reached after 9,000 (one seed each), in loss and in AUROC.
+Rank settings at the length that is meant: over 1,200 steps layer scale 1 was ahead of 0.3 in all three seeds, yet
+after 15,000 steps it was behind what 0.3 had reached after 9,000 (one seed each), in loss and in AUROC. The table of a
+whole comparison stands in src/phenoica/demo/encoder/README.md.
 """
 
 from __future__ import annotations
