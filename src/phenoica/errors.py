@@ -50,7 +50,7 @@ class FetchError(PhenoicaError):
 
 
 class EmbeddingError(PhenoicaError):
-    """An encoder gave an embedding that is no finite number."""
+    """Embedding cannot go on: the encoder gave what is no finite number, or a process that decodes was killed."""
 
 
 class ControlsError(PhenoicaError):

@@ -3,7 +3,8 @@
 import gc
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,9 +14,9 @@ import torch
 from phenoica.config import resolve
 from phenoica.embed import batches, wells
 from phenoica.embed.batches import choose_batch_tiles, one_ahead, tile_batches, tile_bytes
-from phenoica.embed.run import decoding_threads
+from phenoica.embed.run import decoding_pool, decoding_workers
 from phenoica.embed.wells import PreparedWell, WellReader
-from phenoica.errors import ConfigError
+from phenoica.errors import ConfigError, EmbeddingError
 from phenoica.openphenom.encoder import OpenPhenom, OpenPhenomConfig
 from phenoica.plates import shards as shard_module
 from phenoica.plates.run import inputs, read_wells, run_plates
@@ -152,11 +153,36 @@ def test_a_shard_of_one_row_group_is_read_in_steps(tiny_screen, monkeypatch):
             np.testing.assert_array_equal(well.tiles[3], raw[:, 32:, 32:])
 
 
-def test_a_well_that_fails_by_accident_stops_the_loop():
+def test_processes_prepare_wells_as_threads_do(tiny_screen):
+    """A GPU's job decodes in processes: same wells, tiles, measures and quarantine."""
+    keys = list(tiny_screen.images)
+    tiny_screen.images[keys[0]] = tiny_screen.images[keys[0]][:50]
+    found = {}
+    for on_gpu in (False, True):
+        with decoding_pool(2, on_gpu) as pool:
+            stream = reader(tiny_screen, pool, 3)
+            found[on_gpu] = {w.well: w for w in stream}, stream.quarantine
+    (threads, noted), (processes, noted_too) = found[False], found[True]
+    assert isinstance(pool, ProcessPoolExecutor)
+    assert noted == noted_too and noted[0]["key"] == keys[0]
+    assert threads.keys() == processes.keys() and sum(w.tiles is None for w in threads.values()) == 1
+    for well, prepared in threads.items():
+        np.testing.assert_array_equal(prepared.tiles, processes[well].tiles)
+        assert (prepared.measures, prepared.size) == (processes[well].measures, processes[well].size)
+
+
+@pytest.mark.parametrize(
+    ("problem", "raised", "words"),
+    [
+        (MemoryError("no room"), MemoryError, "no room"),
+        (BrokenProcessPool("terminated abruptly"), EmbeddingError, "killed, most often for lack of memory"),
+    ],
+)
+def test_a_well_that_fails_by_accident_stops_the_loop(problem, raised, words):
     class Broken(ThreadPoolExecutor):
         def submit(self, *_):
             future = Future()
-            future.set_exception(MemoryError("no room"))
+            future.set_exception(problem)
             return future
 
     def whole(self):
@@ -165,7 +191,7 @@ def test_a_well_that_fails_by_accident_stops_the_loop():
     stream = WellReader.__new__(WellReader)
     stream.pool, stream.ahead, stream._options, stream._channels = Broken(1), 1, (), {0: []}
     stream._whole_wells = lambda: whole(stream)
-    with pytest.raises(MemoryError, match="no room"):
+    with pytest.raises(raised, match=words):
         list(stream)
 
 
@@ -209,5 +235,5 @@ def test_batch_size_in_the_configuration():
 
 
 def test_threads_of_decoding():
-    assert [decoding_threads(n, on_gpu=True) for n in (1, 2, 16)] == [1, 1, 15]
-    assert [decoding_threads(n, on_gpu=False) for n in (1, 2)] == [1, 2]
+    assert [decoding_workers(n, on_gpu=True) for n in (1, 2, 16)] == [1, 1, 15]
+    assert [decoding_workers(n, on_gpu=False) for n in (1, 2)] == [1, 2]

@@ -1,6 +1,6 @@
 """The embed loop: one shard in, one row a well out.
 
-A thread reads the shard and fills batches of tiles, a pool of threads decodes and measures wells
+A thread reads the shard and fills batches of tiles, a pool of threads or processes decodes and measures wells
 (`phenoica.embed.wells`, `phenoica.embed.batches`), and the model embeds one batch while the next is made.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import multiprocessing
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from phenoica.progress import Progress
 EMBEDDING = "embedding"
 CHANNELWISE = "channelwise"
 UNTRAINED = "random_embedding"
-WELLS_AHEAD_PER_THREAD = 4  # wells on their way a thread: enough to keep it busy while a batch is handed over
+WELLS_AHEAD_PER_WORKER = 4  # wells on their way a worker: enough to keep it busy while a batch is handed over
 
 
 class WellMeans:
@@ -97,7 +98,7 @@ def embed_shard(
     config
         The resolved configuration.
     threads
-        Cores of the job: see `decoding_threads`.
+        Cores of the job: see `decoding_workers`.
 
     Raises
     ------
@@ -106,7 +107,7 @@ def embed_shard(
     CheckpointError
         If the checkpoint does not fit.
     EmbeddingError
-        If the model gives values that are not finite.
+        If the model gives values that are not finite, or a decoding process was killed.
     """
     embed_config, channels = config["embed"], config["plates"]["channels"]
     known_bad = bad_images(pd.read_csv(plates_quarantine))
@@ -129,12 +130,12 @@ def embed_shard(
         check_bad_fraction([*known_bad, *bad_images(table)], n_images, embed_config["max_bad_fraction"])
         return table
 
-    workers = decoding_threads(threads, on_gpu)
-    with ThreadPoolExecutor(workers) as pool, Progress(len(wells), f"embed shard {unit}") as progress:
+    workers = decoding_workers(threads, on_gpu)
+    with decoding_pool(workers, on_gpu) as pool, Progress(len(wells), f"embed shard {unit}") as progress:
         if len(left) < len(wells):
             print(f"embedding goes on after {len(pieces.done)} finished pieces of shard {unit}", file=sys.stderr)
             progress.update(len(wells) - len(left))
-        ahead = WELLS_AHEAD_PER_THREAD * workers
+        ahead = WELLS_AHEAD_PER_WORKER * workers
         reader = WellReader(
             wells.iloc[left].reset_index(drop=True), unit, shards, encoder.tile_size, config, pool, ahead
         )
@@ -168,13 +169,26 @@ def side_by_side(embed_config: Mapping[str, Any]) -> bool:
     return embed_config["features"] == CHANNELWISE
 
 
-def decoding_threads(threads: int, on_gpu: bool) -> int:
-    """Return how many threads decode and measure in a job of `threads` cores.
+def decoding_workers(threads: int, on_gpu: bool) -> int:
+    """Return how many threads or processes decode and measure in a job of `threads` cores.
 
     On a GPU all but one: the last core feeds the model. On a CPU the model computes on every core, and a thread that
     decodes takes its share of one.
     """
     return max(1, threads - 1) if on_gpu else threads
+
+
+def decoding_pool(workers: int, on_gpu: bool) -> Executor:
+    """Return the pool that prepares wells: threads where a CPU embeds, processes where a GPU does.
+
+    Of its 15 ms or so, a well of six images of 512 px holds Python's lock for 4 (sampled): beyond some 250 wells a
+    second threads would wait for each other, and the one that launches the model's kernels with them. A CPU embeds a
+    few wells a second; there threads spare the copies between processes. Processes are spawned, because a fork of one
+    that uses CUDA cannot.
+    """
+    if on_gpu:
+        return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    return ThreadPoolExecutor(workers, thread_name_prefix="decode")
 
 
 def _embed(

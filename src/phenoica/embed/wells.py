@@ -1,6 +1,6 @@
 """From shards to prepared wells: decoded, measured and cut into tiles, a bounded number of them at a time.
 
-Row groups are read one after the other. A well whose image bytes are all read goes to a pool of threads, which decode
+Row groups are read one after the other. A well whose image bytes are all read goes to a pool of workers, which decode
 it, measure it and cut its tiles; how many wells are on their way is limited, so memory does not grow with the size of
 a shard. A well belongs to the shard of its first image; images that lie in another shard are read from there. Bad
 images are noted with their well, and the rest goes on.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pandas as pd
 
 from phenoica import schema
 from phenoica.embed.image_measures import measure, measure_names
-from phenoica.errors import ImageError
+from phenoica.errors import EmbeddingError, ImageError
 from phenoica.openphenom.tiling import tiles
 from phenoica.plates.images import decode_image
 from phenoica.plates.run import DROP_WELL, QUARANTINE_COLUMNS
@@ -236,7 +236,13 @@ class WellReader:
                     yield well, [cells[i] for i in range(len(cells))]
 
     def _finished(self, future: Future[PreparedWell]) -> PreparedWell:
-        prepared = future.result()
+        try:
+            prepared = future.result()
+        except BrokenExecutor as error:
+            raise EmbeddingError(
+                "a process that decodes images was killed, most often for lack of memory; finished wells are kept: "
+                "start again with fewer threads for the job"
+            ) from error
         row = self.wells.iloc[prepared.well]
         for image, reason in prepared.bad.items():
             where = (int(row[c][image]) for c in schema.IMAGE_LOCATION)
