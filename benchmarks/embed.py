@@ -222,7 +222,7 @@ def benchmark(folder: Path, n_wells: int, rounds: int, device: str, copies: int 
     plain_job = Job(folder, "plain", images, 1, device)
     plain_model = load_encoder(plain_job.config("float32"), len(CHANNELS)).model
     on = plain_model.device
-    copies = copies or (64 if on.type == "cuda" else 1)
+    copies = copies or (512 if on.type == "cuda" else 1)
     job = Job(folder, "job", images, copies, device)
     encoders = {name: load_encoder(job.config(name), len(CHANNELS)) for name in ("float32", "auto")}
     print(f"{on}, {CORES} cores, torch {torch.__version__}; auto is {encoders['auto'].model.precision}")
@@ -284,7 +284,7 @@ def main() -> None:
     parser.add_argument("--wells", type=int, default=12, help="wells that are rendered")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of (a), (b), (c)")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--copies", type=int, help="copies of the wells in (b) and (c); default 1, on a GPU 64")
+    parser.add_argument("--copies", type=int, help="copies of the wells in (b) and (c); default 1, on a GPU 512")
     parser.add_argument("--memory-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory_of:
