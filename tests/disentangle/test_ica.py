@@ -5,7 +5,7 @@ import pytest
 from scipy import optimize, stats
 
 from phenoica.disentangle import view
-from phenoica.disentangle.ica import IcaWarning, fit_rotation, moments, relative_gradient
+from phenoica.disentangle.ica import IcaWarning, fit_rotation, gradient_and_shape, relative_gradient
 from phenoica.errors import ConfigError
 
 
@@ -171,7 +171,7 @@ def test_the_plain_log_cosh_contrast_turns_away_from_sub_gaussian_sources():
 
 def test_moments_are_those_of_scipy():
     Y = sources(3001)
-    found = moments(Y * 0.5 + 0.1)
+    found = gradient_and_shape(Y * 0.5 + 0.1)
     np.testing.assert_allclose(found.skew, stats.skew(Y), atol=1e-10)
     np.testing.assert_allclose(found.kurtosis, stats.kurtosis(Y), atol=1e-10)
 

@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 from sklearn.decomposition._factor_analysis import _ortho_rotation
 
 from phenoica.disentangle import blocks, view
-from phenoica.disentangle.blocks import Rows, moments
+from phenoica.disentangle.blocks import Rows, first_two_moments
 from phenoica.disentangle.varimax import varimax_criterion, varimax_rotation
 from phenoica.errors import ConfigError, FitError
 
@@ -44,7 +44,7 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_moments_of_blocks_are_those_of_the_matrix(small_blocks, dtype):
     X = (np.random.default_rng(0).standard_normal((100, 5)) * [1, 10, 1e-3, 1e4, 0] + 1e4).astype(dtype)
-    found = moments(Rows(X), scatter=True)
+    found = first_two_moments(Rows(X), scatter=True)
     X = X.astype(np.float64)
     np.testing.assert_allclose(found.mean, X.mean(0), rtol=1e-14)
     size = np.sqrt(np.outer(X.var(0), X.var(0))) + 1e-12

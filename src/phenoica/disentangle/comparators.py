@@ -17,7 +17,7 @@ import pandas as pd
 from phenoica.disentangle.base_view import View, projection, whole_number, width_option
 from phenoica.disentangle.batch_controls import column
 from phenoica.disentangle.batch_views import batch_key_option
-from phenoica.disentangle.blocks import Rows, moments
+from phenoica.disentangle.blocks import Rows, first_two_moments
 from phenoica.disentangle.linear_views import Pca
 from phenoica.errors import FitError
 from phenoica.schema import BATCH_KEY_DEFAULT
@@ -67,7 +67,7 @@ class Comparator(View):
                 "it out of disentangle.views"
             )
         corrected = Rows(Z)
-        Z *= moments(corrected.where(training)).reciprocal_sd()
+        Z *= first_two_moments(corrected.where(training)).reciprocal_sd()
         return corrected
 
     def _check_batches(self, batches: pd.Series) -> None:
@@ -108,7 +108,7 @@ class Combat(Comparator):
         return rows.shape[1]
 
     def _varying(self, rows: Rows) -> np.ndarray:
-        varies = moments(rows).reciprocal_sd() > 0
+        varies = first_two_moments(rows).reciprocal_sd() > 0
         if varies.sum() < 2:
             raise FitError(
                 f"view {self.name}: {varies.sum()} of {len(varies)} features vary; ComBat needs at least 2, because it "

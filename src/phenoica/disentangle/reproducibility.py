@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from phenoica import schema
-from phenoica.disentangle.blocks import Rows, moments
+from phenoica.disentangle.blocks import Rows, first_two_moments
 from phenoica.disentangle.ica import IcaWarning
 from phenoica.disentangle.linear_views import Ica, Pca
 from phenoica.disentangle.match import match, weight_correlations
@@ -286,4 +286,4 @@ def _disjoint(
 
 
 def _covariance(wells: Rows) -> np.ndarray:
-    return moments(wells, scatter=True).scatter / len(wells)
+    return first_two_moments(wells, scatter=True).scatter / len(wells)
