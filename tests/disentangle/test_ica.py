@@ -5,8 +5,12 @@ import pytest
 from scipy import optimize, stats
 
 from phenoica.disentangle import view
-from phenoica.disentangle.ica import IcaWarning, fit_rotation, gradient_and_shape, relative_gradient
+from phenoica.disentangle.ica import IcaWarning, fit_rotation, gradient_and_shape
 from phenoica.errors import ConfigError
+
+
+def relative_gradient(Y, contrast="adaptive"):
+    return gradient_and_shape(Y, contrast=contrast).gradient
 
 
 def sources(n=6000, seed=0):

@@ -40,10 +40,6 @@ class Comparator(View):
     _meta = ("batches_", "n_wells_")
     batch_key: str
 
-    def fit_transform(self, X: np.ndarray, obs: pd.DataFrame, dtype: Any = np.float32) -> np.ndarray:
-        """Correct wells that are all training wells: `fit` and `transform` of the same ones."""
-        return self.fit(X, obs).transform(X, obs, dtype)
-
     def _fit(self, rows: Rows, obs: pd.DataFrame | None) -> None:
         batches = column(obs, self.batch_key)
         self._check_batches(batches)

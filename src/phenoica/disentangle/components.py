@@ -191,18 +191,6 @@ def effect_p_values(Z: np.ndarray, obs: pd.DataFrame, effects: Effects) -> np.nd
     return p
 
 
-def biology(Z: np.ndarray, obs: pd.DataFrame) -> np.ndarray:
-    """Mean squared effect of perturbations on every component, corrected for noise; see `Effects.biology`.
-
-    Returns
-    -------
-    ndarray
-        float64 (k,), at least 0, in squared units of the components; 0 is expected where nothing has an
-        effect.
-    """
-    return component_effects(Z, obs).biology
-
-
 def component_table(
     Z: np.ndarray, obs: pd.DataFrame, *, view: str, alpha: float, min_omega2: float,
     batch_key: str = BATCH_KEY_DEFAULT, draw: int | None = None, permutations: int = PERMUTATIONS, seed: int = 0,

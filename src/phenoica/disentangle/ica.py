@@ -124,11 +124,6 @@ def gradient_and_shape(Z: np.ndarray, rotation: np.ndarray | None = None, contra
     )
 
 
-def relative_gradient(Y: np.ndarray, contrast: str = ADAPTIVE) -> float:
-    """Return `GradientAndShape.gradient` of components Y (n, k) of zero mean and unit variance."""
-    return gradient_and_shape(Y, contrast=contrast).gradient
-
-
 def check_options(solver: str, contrast: str, device: str) -> None:
     """Raise ConfigError unless solver, contrast and device are known."""
     for option, value, known in (
