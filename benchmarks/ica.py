@@ -5,11 +5,12 @@
 Each mix holds independent sources, some of several non-Gaussian kinds and the rest Gaussian, turned and whitened. Every
 solver runs in a process of its own with the same threads, from the same random start, and is timed from its first
 import to its last product, warm start included; generating and reading the mix are not counted. A solver counts when
-the float64 relative gradient of what it returns is at most 1e-4 (`phenoica.disentangle.ica.moments`). FastICA has no
-such rule: it runs at a tolerance of its own that would reach it, and is stopped once it has taken longer than picard,
-which then is the faster one. The last line is one JSON object: `speedup_222601x128` and `speedup_20000x64`, medians
-over the mixes of (faster oracle / ours), and `memory_vs_matrix`, the largest peak memory beyond that of the imports as
-a multiple of the bytes of the float32 matrix of the large size, the matrix itself included.
+the float64 relative gradient of what it returns is at most 1e-4 (`phenoica.disentangle.ica.gradient_and_shape`).
+FastICA has no such rule: it runs at a tolerance of its own that would reach it, and is stopped once it has taken longer
+than picard, which then is the faster one. The last line is one JSON object: `speedup_222601x128` and
+`speedup_20000x64`, medians over the mixes of (faster oracle / ours), and `memory_vs_matrix`, the largest peak memory
+beyond that of the imports as a multiple of the bytes of the float32 matrix of the large size, the matrix itself
+included.
 """
 
 from __future__ import annotations
@@ -103,9 +104,9 @@ def run(solver: str, mix: Path, seed: int, limit: float | None) -> dict[str, flo
     except subprocess.TimeoutExpired:
         return None
     result = json.loads(done.stdout.splitlines()[-1])
-    from phenoica.disentangle.ica import moments
+    from phenoica.disentangle.ica import gradient_and_shape
 
-    result["gradient"] = moments(np.load(mix), np.load(f"{mix}.{solver}.npy")).gradient
+    result["gradient"] = gradient_and_shape(np.load(mix), np.load(f"{mix}.{solver}.npy")).gradient
     return result
 
 

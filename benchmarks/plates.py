@@ -55,6 +55,7 @@ DECODED, ROUNDS, THREADS = 3000, 5, 2
 # the model of the memory measurement: small, so that images and not tokens take the time and the memory
 MODEL = {"image_size": 256, "patch_size": 64, "dim": 16, "depth": 1, "heads": 2}
 SEED = 0
+COMMAND = [sys.executable, "-m", "phenoica.cli"]
 
 
 def wells(rng: np.random.Generator) -> pd.DataFrame:
@@ -143,10 +144,12 @@ def measured(command: list[str], **environment: str) -> tuple[float, float]:
     """Run a command; return its seconds and its peak memory in GiB."""
     start = time.perf_counter()
     process = subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
-    said = process.stderr.read()
+    with process.stderr:
+        said = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)  # or it would be taken for one that runs
     if status:
-        sys.exit(f"{' '.join(command[:3])} ... failed:\n{said}")
+        sys.exit(f"{' '.join(command[:4])} ... failed:\n{said}")
     return time.perf_counter() - start, usage.ru_maxrss / 2**20
 
 
@@ -160,7 +163,7 @@ def index(work: Path) -> dict[str, float]:
     shards = sorted(str(p) for p in (work / "keys").glob("*.parquet"))
     plates = {"shards": shards, "metadata": str(work / "metadata.csv")}
     config = configuration(work, "index", source="shards", plates=plates)
-    seconds, gib = measured(["phenoica", "plates", "--config", config])
+    seconds, gib = measured([*COMMAND, "plates", "--config", config])
     return {"index_s": seconds, "index_gib": gib}
 
 
@@ -170,8 +173,8 @@ def profiles(work: Path) -> dict[str, float]:
         work, "profiles", source="profiles", plates={"metadata": str(work / "metadata.csv")},
         profiles={"files": [str(work / "embeddings.parquet")], "features": {"prefix": ["feature_"]}},
     )  # fmt: skip
-    measured(["phenoica", "plates", "--config", config])
-    seconds, gib = measured(["phenoica", "profiles", "--config", config])
+    measured([*COMMAND, "plates", "--config", config])
+    seconds, gib = measured([*COMMAND, "profiles", "--config", config])
     return {"parquet_to_h5ad_s": seconds, "parquet_to_h5ad_gib": gib}
 
 
@@ -208,8 +211,8 @@ def embedding(work: Path) -> dict[str, float]:
         plates = {"shards": [str(work / name / "*.parquet")], "metadata": str(work / "metadata.csv")}
         embed = {"model": MODEL, "precision": "float32", "batch_tiles": 64, "nucleus_diameter_px": 40}
         config = configuration(work, name, source="shards", plates=plates, embed=embed)
-        measured(["phenoica", "plates", "--config", config])
-        command = ["phenoica", "embed", "--config", config, "--unit", "0", "--threads", str(THREADS)]
+        measured([*COMMAND, "plates", "--config", config])
+        command = [*COMMAND, "embed", "--config", config, "--unit", "0", "--threads", str(THREADS)]
         _, result[f"embed_gib_{name}_shard"] = measured(command)
     return result
 

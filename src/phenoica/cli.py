@@ -454,7 +454,7 @@ def transform(
     ],
     out: Annotated[Path, typer.Option(help="File to write (h5ad); not the input.")],
 ) -> None:
-    """Put a batch that a fit never saw into its saved views; nothing is refitted."""
+    """Put a batch that a fit never saw into its saved views; nothing is refitted, and components keep their labels."""
     from phenoica.disentangle.apply import transform_file
 
     transform_file(new, state, out)

@@ -45,7 +45,7 @@ def batch_share(Z, obs):
 @pytest.mark.parametrize("name", NAMES)
 def test_they_take_the_batch_out_of_wells_that_they_see(shifted, name):
     X, obs, case = shifted
-    Z = view(name, **options(name)).fit_transform(X, obs, dtype=float)
+    Z = view(name, **options(name)).fit(X, obs).transform(X, obs, dtype=float)
     raw = view("raw").fit(X).transform(X, dtype=float)
     assert batch_share(Z, obs) < (0.01 if name == "combat" else 0.8 * batch_share(raw, obs))
     np.testing.assert_allclose(Z.var(0), 1, atol=1e-9)
@@ -121,7 +121,7 @@ def test_a_correction_that_is_not_finite_is_named(shifted, monkeypatch):
     X, obs, _ = shifted
     monkeypatch.setattr(scanpy.pp, "combat", lambda adata, **_: np.full(adata.shape, np.nan))
     with pytest.raises(FitError, match="combat: the correction is not finite in well w0, column 0"):
-        view("combat").fit_transform(X, obs)
+        view("combat").fit(X, obs).transform(X, obs)
 
 
 def test_absent_harmonypy_is_said_at_the_fit(shifted, monkeypatch):

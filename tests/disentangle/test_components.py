@@ -5,7 +5,6 @@ from scipy import stats
 
 from phenoica.disentangle import view
 from phenoica.disentangle.components import (
-    biology,
     component_effects,
     component_table,
     reference_omega2,
@@ -65,7 +64,7 @@ def test_biology_is_unbiased(make_metadata):
     found = component_effects(noise, obs)
     place = list(found.perturbations).index("GENE01")
     assert found.squared[place].mean() == pytest.approx(4, rel=0.02)
-    assert biology(noise, obs).mean() == pytest.approx(4 / len(found.perturbations), rel=0.05)
+    assert found.biology.mean() == pytest.approx(4 / len(found.perturbations), rel=0.05)
 
 
 def test_p_values_are_uniform_without_effect(make_metadata):

@@ -13,8 +13,8 @@ from sklearn.decomposition import PCA
 from sklearn.decomposition._factor_analysis import _ortho_rotation
 
 from phenoica.disentangle import blocks, view
-from phenoica.disentangle.blocks import Rows, moments
-from phenoica.disentangle.varimax import varimax_criterion, varimax_rotation
+from phenoica.disentangle.blocks import Rows, first_two_moments
+from phenoica.disentangle.varimax import varimax_rotation
 from phenoica.errors import ConfigError, FitError
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "views.py"
@@ -44,7 +44,7 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_moments_of_blocks_are_those_of_the_matrix(small_blocks, dtype):
     X = (np.random.default_rng(0).standard_normal((100, 5)) * [1, 10, 1e-3, 1e4, 0] + 1e4).astype(dtype)
-    found = moments(Rows(X), scatter=True)
+    found = first_two_moments(Rows(X), scatter=True)
     X = X.astype(np.float64)
     np.testing.assert_allclose(found.mean, X.mean(0), rtol=1e-14)
     size = np.sqrt(np.outer(X.var(0), X.var(0))) + 1e-12
@@ -185,6 +185,11 @@ def test_varimax_finds_planted_simple_structure(seed):
     found = simple @ turn @ rotation
     assert converged and ((np.abs(found) > 1e-6).sum(axis=1) == 1).all()
     np.testing.assert_allclose(rotation.T @ rotation, np.eye(5), atol=1e-12)
+
+
+def varimax_criterion(loadings):
+    """Kaiser's (1958) raw varimax: the sum over columns of the variance of the squared loadings."""
+    return (loadings**2).var(axis=0).sum()
 
 
 @pytest.mark.parametrize("k", [2, 3, 8, 13])

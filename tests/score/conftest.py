@@ -1,4 +1,7 @@
-"""A small screen in memory: plates of wells with non-Gaussian features, batch effects and planted phenotypes."""
+"""A small screen in memory: plates of wells with non-Gaussian features, batch effects and planted phenotypes.
+
+And the null of every score: reference controls under random labels.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ import pandas as pd
 import pytest
 
 from phenoica import config, schema
+from phenoica.score.l1_path import Problem
+from phenoica.score.metrics import auroc
+from phenoica.score.probes import fit_l1_paths
 
 CHECKPOINT = "random weights, seed 0 (not a trained model)"
 
@@ -99,3 +105,50 @@ def truth():
         return pd.DataFrame({schema.WELL_ID: adata.obs_names, "true_cell_count": counts})
 
     return make
+
+
+def null_draws(features, obs, train, *, fraction, n_draws=50, seed=0):
+    """Return the held-out AUROC of random labels of the reference controls, float64 (n_draws,).
+
+    Controls relabelled at random within their plate have nothing to tell apart: the mean is 0.5 within three standard
+    errors (sd of the draws / sqrt(draws)) if probe and AUROC are calibrated and labels stay with their wells. In each
+    draw half of a plate's reference controls (rounded down or up at random where odd) become cases; the L1 probe
+    (`fraction` of lambda_max) is fitted on those in `train` and scored on the others, 0.5 where it kept no feature.
+    Random labels are independent of every feature, also of features fitted on test wells, so this cannot detect a leak.
+    """
+    reference = np.flatnonzero((obs[schema.CONTROL_ROLE].astype(str) == schema.REFERENCE).to_numpy())
+    plates = obs[schema.PLATE_ID].astype(str).to_numpy()[reference]
+    train = np.asarray(train)[reference]
+    assert all(np.unique(plates[side], return_counts=True)[1].max(initial=0) > 1 for side in (train, ~train))
+    values, rng, drawn = np.asarray(features, dtype=np.float64)[reference], np.random.default_rng(seed), []
+    while len(drawn) < n_draws:
+        labels = half_of_each_plate(plates, rng)
+        if min(labels[side].sum() for side in (train, ~train)) == 0 or labels[train].all() or labels[~train].all():
+            continue  # plates of one control can leave a side with one class: draw again
+        drawn.append(labels)
+    wells = np.flatnonzero(train)
+    paths = fit_l1_paths([Problem(values, wells, labels[wells]) for labels in drawn], [fraction])
+    probes = [path.probes[0] for path in paths]
+    return np.array([
+        auroc(labels[~train], probe.decision(values[~train])) if probe.weights.any() else 0.5
+        for labels, probe in zip(drawn, probes, strict=True)
+    ])  # fmt: skip
+
+
+def half_of_each_plate(plates, rng):
+    labels = np.zeros(len(plates), dtype=bool)
+    for plate in np.unique(plates):
+        inside = rng.permutation(np.flatnonzero(plates == plate))
+        labels[inside[: (len(inside) + int(rng.integers(2))) // 2]] = True
+    return labels
+
+
+# tests are imported by path (importlib mode) and cannot import this file, hence functions as fixtures
+@pytest.fixture(scope="session", name="null_draws")
+def _null_draws():
+    return null_draws
+
+
+@pytest.fixture(scope="session", name="half_of_each_plate")
+def _half_of_each_plate():
+    return half_of_each_plate

@@ -41,6 +41,11 @@ def slow_optimum(X, labels, penalty):
     return found.x[:d] - found.x[d:-1], found.x[-1]
 
 
+def lambda_max(X, labels):
+    """At w = 0 balanced classes weigh alike, so b = 0 and the gradient is a quarter of the difference of means."""
+    return 0.25 * np.abs(X[labels].mean(axis=0) - X[~labels].mean(axis=0)).max()
+
+
 @pytest.mark.parametrize("fraction", [0.5, 0.1, 0.02])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_l1_agrees_with_an_independent_solver(seed, fraction):
@@ -48,7 +53,7 @@ def test_l1_agrees_with_an_independent_solver(seed, fraction):
     probe = probes.fit_l1(X, labels, fraction)
     weights, intercept = slow_optimum(X, labels, probe.penalty)
     assert probe.converged
-    assert probe.penalty == pytest.approx(fraction * probes.lambda_max(X, labels))
+    assert probe.penalty == pytest.approx(fraction * lambda_max(X, labels))
     reached = objective(probe.weights, probe.intercept, X, labels, probe.penalty)
     assert reached == pytest.approx(objective(weights, intercept, X, labels, probe.penalty), abs=2e-6)
     np.testing.assert_allclose(probe.weights, weights, atol=5e-3)
@@ -68,7 +73,8 @@ def test_l1_agrees_with_saga():
 @pytest.mark.parametrize("seed", range(3))
 def test_lambda_max_is_where_the_first_weight_appears(seed):
     X, labels = data(seed)
-    largest = probes.lambda_max(X, labels)
+    largest = lambda_max(X, labels)
+    assert probes.fit_l1(X, labels, 0.5).lambda_max == pytest.approx(largest)
     assert not slow_optimum(X, labels, 1.001 * largest)[0].round(6).any()
     assert np.count_nonzero(probes.fit_l1(X, labels, 0.999).weights) == 1
     assert np.abs(slow_optimum(X, labels, 0.98 * largest)[0]).max() > 1e-3

@@ -10,7 +10,6 @@ import pytest
 from phenoica import schema
 from phenoica.disentangle.fitting import fit_views
 from phenoica.score.metrics import auroc
-from phenoica.score.nulls import _half_of_each_plate, null_draws
 from phenoica.score.run import view_features
 
 VIEWS = (
@@ -65,14 +64,14 @@ def distances(values, obs):
 
 @pytest.mark.parametrize("fitted", [16, 144], indirect=True)
 @pytest.mark.parametrize("view", [{"rotation": "rotation_00"}.get(name, name) for name in VIEWS])
-def test_probe_and_distance_score_a_half_on_relabelled_reference_controls(fitted, view):
+def test_probe_and_distance_score_a_half_on_relabelled_reference_controls(fitted, null_draws, half_of_each_plate, view):
     obs, train, features = fitted
     values = features[view]
     assert within_three_errors(null_draws(values, obs, train, fraction=0.2))
     reference = np.flatnonzero((obs[schema.CONTROL_ROLE] == schema.REFERENCE).to_numpy() & ~train)
     away, plates = distances(values, obs)[reference], obs[schema.PLATE_ID].to_numpy()[reference]
     rng = np.random.default_rng(0)
-    assert within_three_errors(np.array([auroc(_half_of_each_plate(plates, rng), away) for _ in range(50)]))
+    assert within_three_errors(np.array([auroc(half_of_each_plate(plates, rng), away) for _ in range(50)]))
 
 
 @pytest.mark.parametrize("fitted", [16], indirect=True)

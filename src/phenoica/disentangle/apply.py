@@ -1,7 +1,8 @@
 """Put wells that a fit has never seen into its saved views; nothing is refitted.
 
 An AnnData of new wells and a folder of states come in: one view's folder, or all of a fit (fold-<k>/, exploration/).
-The same AnnData with an obsm slot a view goes out, with the hash of each state and what it read of the new batch.
+The same AnnData with an obsm slot a view goes out, with the hash of each state and what it read of the new batch, and
+with the labels that the ica components got at the fit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,18 @@ from phenoica import __version__, schema
 from phenoica.disentangle.base_view import META_FILE
 from phenoica.disentangle.comparators import Comparator
 from phenoica.disentangle.fitting import ROTATION
-from phenoica.disentangle.run import FIT_FILE, hide_flagged_controls, load_fit
+from phenoica.disentangle.run import (
+    COMPONENTS_FILE,
+    DESCRIBED_OBSM,
+    DESCRIBED_UNS,
+    FIT_FILE,
+    ICA,
+    PCA,
+    describe_components,
+    hide_flagged_controls,
+    load_components,
+    load_fit,
+)
 from phenoica.disentangle.views import View, load_view
 from phenoica.errors import ControlsError, FitError, SchemaError
 from phenoica.files import sha256, sha256_of_json, write_h5ad
@@ -46,6 +58,11 @@ class States:
         fit.json of the fit they belong to; empty for a view that was saved by itself.
     left_out
         Key -> why it is not applied.
+    components
+        What the fit says of its ica components (`run.load_components`); None without ica, or for an ica that was saved
+        by itself.
+    components_sha256
+        SHA-256 of that table's file; empty where there is none.
     """
 
     folder: Path
@@ -53,6 +70,8 @@ class States:
     hashes: Mapping[str, str]
     record: Mapping[str, Any]
     left_out: Mapping[str, str]
+    components: pd.DataFrame | None = None
+    components_sha256: str = ""
 
 
 def state_sha256(directory: str | os.PathLike) -> str:
@@ -71,7 +90,7 @@ def load_states(directory: str | os.PathLike) -> States:
     Raises
     ------
     SchemaError
-        If the folder holds neither, or a damaged state.
+        If the folder holds neither, or a damaged state, or lacks the labels of the ica components that it fitted.
     FitError
         If nothing in it can be applied.
     """
@@ -80,7 +99,10 @@ def load_states(directory: str | os.PathLike) -> States:
         key, views, record = directory.name, {directory.name: load_view(directory)}, _record_of(directory)
         if isinstance(views[key], Comparator):
             raise FitError(f"{directory}: {views[key].name} {_WHY[Comparator]}; apply another view")
-        return States(directory, views, {key: state_sha256(directory)}, record, {})
+        return States(
+            directory, views, {key: state_sha256(directory)}, record, {},
+            *_labels_of(directory.resolve().parent, views, record),
+        )  # fmt: skip
     if not (directory / FIT_FILE).is_file():
         raise SchemaError(
             f"{directory}: neither a saved view ({META_FILE}) nor a fit ({FIT_FILE}); name disentangle/exploration, "
@@ -92,7 +114,19 @@ def load_states(directory: str | os.PathLike) -> States:
     views = {key: v for key, v in found.items() if key not in left_out}
     if not views:
         raise FitError(f"{directory}: none of its views can be applied: {', '.join(found)}")
-    return States(directory, views, {key: state_sha256(directory / key) for key in views}, record, left_out)
+    return States(
+        directory, views, {key: state_sha256(directory / key) for key in views}, record, left_out,
+        *_labels_of(directory, views, record),
+    )  # fmt: skip
+
+
+def _labels_of(
+    fit_folder: Path, views: Mapping[str, View], record: Mapping[str, Any]
+) -> tuple[pd.DataFrame | None, str]:
+    """Return what a fit says of its ica components and the hash of that, where ica is applied as a part of a fit."""
+    if not _holds(views, ICA) or not record:
+        return None, ""
+    return load_components(fit_folder, record), sha256(fit_folder / COMPONENTS_FILE)
 
 
 _WHY = {
@@ -119,9 +153,14 @@ def transform(adata: anndata.AnnData, states: States) -> None:
         X (n, d) embeddings of the same encoder, d as at the fit; obs index = unique well ids. Views that read controls
         need obs `control_role` and the batch column, and a batch that the fit has not seen whole; a fit without flagged
         wells (qc.exclude_flagged) needs `qc_pass` too. Features are taken by name where the fit knows their names.
-        obsm gets a float32 (n, k) array a view, `X_ica`, ... (`schema.view_key`), in place of an older one; uns gets
+        obsm gets a float32 (n, k) array a view, `X_ica`, ... (`schema.view_key`), varm `PCs` and `ICs` the loadings of
+        pca and ica (d, k) in the order of var. Ica that is part of a fit adds what
+        `run.describe_components` does, as in disentangled.h5ad: obsm `X_biology`, `X_batch`, uns `X_biology_names`,
+        `X_batch_names`, `components`, `ica`, `reproducibility`. Labels and all that `components` says are of the wells
+        of the fit; new wells are never used to label. What stood in these slots is replaced. uns gets
         `phenoica_transform`: version, folder, fold, fit_experiments, seen_batches (batches of these wells that the fit
-        trained on: they keep its statistics), and views: key -> obsm, state_sha256, test_data_used, n_components.
+        trained on: they keep its statistics), components_sha256 (of the table of labels, empty without), and views:
+        key -> obsm, state_sha256, test_data_used, n_components.
     states
         As from `load_states`.
 
@@ -135,27 +174,36 @@ def transform(adata: anndata.AnnData, states: States) -> None:
     Warns
     -----
     UserWarning
-        Of obsm slots that are replaced, views left out, and batches that the fit trained on.
+        Of slots that are replaced or removed, views left out, an ica that has no labels, and batches that the fit
+        trained on.
     """
     X = _features(adata, states)
     obs = _obs(adata.obs, states)
     slots = {key: schema.view_key(key) for key in states.views}
     results = {key: view.transform(X, obs) for key, view in states.views.items()}
-    replaced = [slot for slot in slots.values() if slot in adata.obsm]
-    if replaced:
-        _say(f"obsm {', '.join(replaced)} stood in the file and is replaced")
+    _clear_slots(adata, states, slots)
     for why in dict.fromkeys(states.left_out.values()):
         names = [key for key, reason in states.left_out.items() if reason == why]
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         _say(f"left out: {shown}, which {why}")
     for key, Z in results.items():
         adata.obsm[slots[key]] = Z
+    for key, slot in _loadings(states).items():
+        adata.varm[slot] = _by_feature(adata, states, states.views[key].components_)
+    if states.components is not None:
+        describe_components(adata, states.components, states.record)
+    elif _holds(states.views, ICA):
+        _say(
+            f"{states.folder} is an ica that was saved by itself and has no labels: no {' or '.join(DESCRIBED_OBSM)}; "
+            "name the folder of a fit that `phenoica disentangle` wrote to have them"
+        )
     adata.uns[schema.UNS_TRANSFORM] = {
         "version": __version__,
         "folder": str(states.folder),
         "fold": "not stated" if "fold" not in states.record else str(states.record["fold"]),
         "fit_experiments": np.array(states.record.get("training_experiments", []), dtype=object),
         "seen_batches": np.array(_seen(obs, states), dtype=object),
+        "components_sha256": states.components_sha256,
         "views": {
             key: {
                 "obsm": slots[key], "state_sha256": states.hashes[key], "test_data_used": view.test_data_used,
@@ -198,6 +246,40 @@ def transform_file(new_h5ad: str | os.PathLike, state_dir: str | os.PathLike, ou
     except (SchemaError, FitError, ControlsError) as error:
         raise type(error)(f"{new_h5ad}: {error}") from error
     write_h5ad(out_h5ad, adata)
+
+
+def _holds(views: Mapping[str, View], name: str) -> bool:
+    """Say whether the view of that name is among these; a view saved by itself may lie in a folder of any name."""
+    return name in views and views[name].name == name
+
+
+def _loadings(states: States) -> dict[str, str]:
+    """Return key -> varm slot of the views whose loadings have one."""
+    return {key: slot for key, slot in ((PCA, schema.VARM_PCS), (ICA, schema.VARM_ICS)) if _holds(states.views, key)}
+
+
+def _clear_slots(adata: anndata.AnnData, states: States, slots: Mapping[str, str]) -> None:
+    """Remove what the views will replace, and what the file says of components that are replaced, and say so."""
+    obsm, uns = list(slots.values()), []
+    if ICA in states.views:  # X_ica is replaced, whatever lies in a folder of that name
+        obsm += DESCRIBED_OBSM
+        uns += [*DESCRIBED_UNS, schema.UNS_CONCENTRATION]
+    stood = {
+        name: [slot for slot in keys if slot in getattr(adata, name)]
+        for name, keys in (("obsm", obsm), ("varm", _loadings(states).values()), ("uns", uns))
+    }
+    for name, found in stood.items():
+        for slot in found:
+            del getattr(adata, name)[slot]
+    if any(stood.values()):
+        shown = "; ".join(f"{name} {', '.join(found)}" for name, found in stood.items() if found)
+        _say(f"{shown} stood in the file: replaced, or removed where this state has nothing in its place")
+
+
+def _by_feature(adata: anndata.AnnData, states: States, loadings: np.ndarray) -> np.ndarray:
+    """Return loadings (d, k) of the features of the fit in the order of var, which names the same features."""
+    names = states.record.get("features")
+    return loadings if names is None else loadings[np.argsort(adata.var_names.get_indexer(names))]
 
 
 def _features(adata: anndata.AnnData, states: States) -> np.ndarray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from phenoica.disentangle.blocks import Rows, Step, Where, moments
+from phenoica.disentangle.blocks import Rows, Step, Where, first_two_moments
 from phenoica.errors import ControlsError, FitError, SchemaError
 from phenoica.schema import CONTROL_ROLE, FIT
 
@@ -163,7 +163,7 @@ class BatchControls:
 
     def _statistics(self, controls: Rows, fallback: np.ndarray | None) -> tuple[np.ndarray, ...]:
         """Return centre, reciprocal scale and whitening (or None) of the fit controls of one batch."""
-        found = moments(controls, scatter=self.whiten)
+        found = first_two_moments(controls, scatter=self.whiten)
         scale = found.reciprocal_sd(ddof=1)
         if fallback is not None:
             scale = np.where((scale == 0) | (fallback == 0), fallback, scale)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from phenoica.disentangle.base_view import AUTO, View, projection, scaling, whole_number
 from phenoica.disentangle.batch_controls import MISSING_CONTROLS, BatchControls, fit_control_rows
-from phenoica.disentangle.blocks import Rows, Step, moments
+from phenoica.disentangle.blocks import Rows, Step, first_two_moments
 from phenoica.disentangle.linear_views import principal_axes
 from phenoica.errors import ConfigError, FitError
 from phenoica.schema import BATCH_KEY_DEFAULT
@@ -63,7 +63,7 @@ class BatchView(View):
             self.whitening_ = steps.whitening_
         self._steps = steps
         width = projected.shape[1]
-        self.unit_ = moments(projected.then(steps.step(projected, obs), width)).reciprocal_sd()
+        self.unit_ = first_two_moments(projected.then(steps.step(projected, obs), width)).reciprocal_sd()
         self.n_components_ = width
 
     def _derive(self) -> None:
@@ -131,7 +131,7 @@ class _ControlPcaView(BatchView):
                 "controls in plates.negative_controls"
             )
         controls = rows.where(chosen)
-        found = moments(controls)
+        found = first_two_moments(controls)
         scale = found.reciprocal_sd(ddof=1) if self._standardise else np.ones(rows.shape[1])
         _, directions, _, _ = principal_axes(
             controls.then(scaling(found.mean, scale), len(scale)), self.n_components, self.name, "training fit controls"

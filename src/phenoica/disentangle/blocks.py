@@ -99,7 +99,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Moments:
+class FirstTwoMoments:
     """First and second moments of rows, float64.
 
     Attributes
@@ -137,7 +137,7 @@ class Moments:
         return np.where(constant, 0.0, 1.0 / np.where(constant, 1.0, sd))
 
 
-def moments(rows: Rows, scatter: bool = False) -> Moments:
+def first_two_moments(rows: Rows, scatter: bool = False) -> FirstTwoMoments:
     """Return the moments of rows in one pass; `scatter` asks for all products of columns."""
     width = rows.shape[1]
     n, mean, largest = 0, np.zeros(width), np.zeros(width)
@@ -154,4 +154,4 @@ def moments(rows: Rows, scatter: bool = False) -> Moments:
             total += np.einsum("ij,ij->j", away, away) + shift**2 * (n * m / (n + m))
         mean = mean + shift * (m / (n + m))
         n += m
-    return Moments(n, mean, np.diag(total).copy() if scatter else total, total if scatter else None, largest)
+    return FirstTwoMoments(n, mean, np.diag(total).copy() if scatter else total, total if scatter else None, largest)

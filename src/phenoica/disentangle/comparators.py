@@ -17,7 +17,7 @@ import pandas as pd
 from phenoica.disentangle.base_view import View, projection, whole_number, width_option
 from phenoica.disentangle.batch_controls import column
 from phenoica.disentangle.batch_views import batch_key_option
-from phenoica.disentangle.blocks import Rows, moments
+from phenoica.disentangle.blocks import Rows, first_two_moments
 from phenoica.disentangle.linear_views import Pca
 from phenoica.errors import FitError
 from phenoica.schema import BATCH_KEY_DEFAULT
@@ -39,10 +39,6 @@ class Comparator(View):
     test_data_used = ALL_WELLS
     _meta = ("batches_", "n_wells_")
     batch_key: str
-
-    def fit_transform(self, X: np.ndarray, obs: pd.DataFrame, dtype: Any = np.float32) -> np.ndarray:
-        """Correct wells that are all training wells: `fit` and `transform` of the same ones."""
-        return self.fit(X, obs).transform(X, obs, dtype)
 
     def _fit(self, rows: Rows, obs: pd.DataFrame | None) -> None:
         batches = column(obs, self.batch_key)
@@ -67,7 +63,7 @@ class Comparator(View):
                 "it out of disentangle.views"
             )
         corrected = Rows(Z)
-        Z *= moments(corrected.where(training)).reciprocal_sd()
+        Z *= first_two_moments(corrected.where(training)).reciprocal_sd()
         return corrected
 
     def _check_batches(self, batches: pd.Series) -> None:
@@ -108,7 +104,7 @@ class Combat(Comparator):
         return rows.shape[1]
 
     def _varying(self, rows: Rows) -> np.ndarray:
-        varies = moments(rows).reciprocal_sd() > 0
+        varies = first_two_moments(rows).reciprocal_sd() > 0
         if varies.sum() < 2:
             raise FitError(
                 f"view {self.name}: {varies.sum()} of {len(varies)} features vary; ComBat needs at least 2, because it "

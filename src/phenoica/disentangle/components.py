@@ -191,18 +191,6 @@ def effect_p_values(Z: np.ndarray, obs: pd.DataFrame, effects: Effects) -> np.nd
     return p
 
 
-def biology(Z: np.ndarray, obs: pd.DataFrame) -> np.ndarray:
-    """Mean squared effect of perturbations on every component, corrected for noise; see `Effects.biology`.
-
-    Returns
-    -------
-    ndarray
-        float64 (k,), at least 0, in squared units of the components; 0 is expected where nothing has an
-        effect.
-    """
-    return component_effects(Z, obs).biology
-
-
 def component_table(
     Z: np.ndarray, obs: pd.DataFrame, *, view: str, alpha: float, min_omega2: float,
     batch_key: str = BATCH_KEY_DEFAULT, draw: int | None = None, permutations: int = PERMUTATIONS, seed: int = 0,
@@ -273,7 +261,7 @@ def component_table(
         BATCH: (batch >= min_omega2) & (batch_p <= alpha),
         POSITION: ((place >= min_omega2) & (place_p <= alpha)).any(axis=0),
     }
-    kurtosis, skew = _moments(Z)
+    kurtosis, skew = _kurtosis_and_skew(Z)
     table: dict[str, Any] = {
         "view": view,
         "draw": pd.array([draw] * k, dtype="Int64"),
@@ -336,7 +324,7 @@ def effects_table(Z: np.ndarray, obs: pd.DataFrame, *, view: str) -> pd.DataFram
     })  # fmt: skip
 
 
-def _moments(Z: np.ndarray) -> np.ndarray:
+def _kurtosis_and_skew(Z: np.ndarray) -> np.ndarray:
     """Return excess kurtosis and skew, (2, k); 0, like a Gaussian's, for a constant column, which has neither.
 
     In blocks of rows: scipy.stats holds several copies of the whole matrix and takes ten times as long.

@@ -3,7 +3,7 @@
 In goes a whitened matrix, out comes an orthogonal rotation to components that are as non-Gaussian as possible. Two
 solvers find it: our own (`phenoica.disentangle.orthogonal`) and Picard-O with extended signs (Ablin, Cardoso, Gramfort
 2018, python-picard), against which ours is tested. Convergence is never taken from a solver's word but from
-`moments`, evaluated in float64 on all rows after the fit.
+`gradient_and_shape`, evaluated in float64 on all rows after the fit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class IcaFit:
     n_iter
         Passes over the data that the solver took, rounded up; one of its subsample counts as a part of one.
     gradient
-        Largest relative gradient (`Moments.gradient`) of the components, re-evaluated after the fit.
+        Largest relative gradient (`GradientAndShape.gradient`) of the components, re-evaluated after the fit.
     converged
         Whether `gradient` is at most the tolerance.
     seed
@@ -63,8 +63,8 @@ class IcaFit:
 
 
 @dataclass(frozen=True)
-class Moments:
-    """What a rotation makes of whitened data.
+class GradientAndShape:
+    """What a rotation makes of whitened data: how far from stationary it is, and the shape of its components.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Moments:
     kurtosis: np.ndarray
 
 
-def moments(Z: np.ndarray, rotation: np.ndarray | None = None, contrast: str = ADAPTIVE) -> Moments:
+def gradient_and_shape(Z: np.ndarray, rotation: np.ndarray | None = None, contrast: str = ADAPTIVE) -> GradientAndShape:
     """Evaluate the stopping rule, skew and kurtosis of components in float64, reading blocks of rows once.
 
     Parameters
@@ -117,16 +117,11 @@ def moments(Z: np.ndarray, rotation: np.ndarray | None = None, contrast: str = A
     mean, variance = powers[1], powers[2] - powers[1] ** 2
     third = powers[3] - 3 * mean * powers[2] + 2 * mean**3
     fourth = powers[4] - 4 * mean * powers[3] + 6 * mean**2 * powers[2] - 3 * mean**4
-    return Moments(
+    return GradientAndShape(
         float(np.abs(G - G.T).max() / 2),
         np.divide(third, variance**1.5, out=np.zeros(k), where=variance > 0),
         np.divide(fourth, variance**2, out=np.full(k, 3.0), where=variance > 0) - 3.0,
     )
-
-
-def relative_gradient(Y: np.ndarray, contrast: str = ADAPTIVE) -> float:
-    """Return `Moments.gradient` of components Y (n, k) of zero mean and unit variance."""
-    return moments(Y, contrast=contrast).gradient
 
 
 def check_options(solver: str, contrast: str, device: str) -> None:
@@ -194,7 +189,7 @@ def fit_rotation(
 
         found = search(Z, start, seed=seed, device=device, **options)
         rotation, n_iter = found.rotation, int(np.ceil(found.evaluations))
-    found = moments(Z, rotation, contrast)
+    found = gradient_and_shape(Z, rotation, contrast)
     order = np.argsort(-found.kurtosis, kind="stable")
     rotation = (rotation * np.where(found.skew < 0, -1.0, 1.0))[:, order]
     if found.gradient > tolerance:
@@ -215,7 +210,7 @@ def _picard(
     from picard import picard
 
     with warnings.catch_warnings():
-        # the solver's own verdict is replaced by that of `moments`
+        # the solver's own verdict is replaced by that of `gradient_and_shape`
         warnings.filterwarnings("ignore", message="Picard did not converge")
         _, unmixing, _, last = picard(
             np.ascontiguousarray(Z.T, dtype=np.float64), ortho=True, extended=contrast == ADAPTIVE, whiten=False,

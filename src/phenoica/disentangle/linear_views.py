@@ -22,7 +22,7 @@ from phenoica.disentangle.base_view import (
     width_option,
 )
 from phenoica.disentangle.batch_controls import enough_fit_controls
-from phenoica.disentangle.blocks import Rows, Step, moments
+from phenoica.disentangle.blocks import Rows, Step, first_two_moments
 from phenoica.disentangle.ica import ADAPTIVE, QUASI_NEWTON, check_options, fit_rotation
 from phenoica.disentangle.rotations import haar_rotation
 from phenoica.disentangle.varimax import varimax_rotation
@@ -61,7 +61,7 @@ class Raw(ScaledView):
     name = "raw"
 
     def _fit(self, rows: Rows, obs: pd.DataFrame | None) -> None:
-        found = moments(rows)
+        found = first_two_moments(rows)
         self.mean_, self.scale_ = found.mean, found.reciprocal_sd()
         self.n_components_ = rows.shape[1]
 
@@ -136,14 +136,15 @@ class Spherize(LinearView):
         self.min_fit_controls = whole_number("min_fit_controls", min_fit_controls, 2)
 
     def _fit(self, rows: Rows, obs: pd.DataFrame | None) -> None:
-        controls = moments(rows.where(enough_fit_controls(obs, self.min_fit_controls)), scatter=True)
+        controls = first_two_moments(rows.where(enough_fit_controls(obs, self.min_fit_controls)), scatter=True)
         scale = controls.reciprocal_sd(ddof=1)
         correlation = controls.scatter * np.outer(scale, scale) / (controls.n - 1)
         values, vectors = np.linalg.eigh(correlation)
         whitening = (vectors / np.sqrt(np.clip(values, 0.0, None) + self.regularisation)) @ vectors.T
         self.mean_ = controls.mean
         whitening = scale[:, None] * whitening * (scale > 0)
-        self.components_ = whitening * moments(rows.then(projection(self.mean_, whitening), len(scale))).reciprocal_sd()
+        whitened = rows.then(projection(self.mean_, whitening), len(scale))
+        self.components_ = whitening * first_two_moments(whitened).reciprocal_sd()
         self.n_components_ = len(scale)
 
 
@@ -405,7 +406,7 @@ def principal_axes(
         Naming the largest possible k and the config key.
     """
     n, d = rows.shape
-    found = moments(rows, scatter=True)
+    found = first_two_moments(rows, scatter=True)
     variance, axes = np.linalg.eigh(found.scatter / n)
     variance, axes = variance[::-1], axes[:, ::-1]
     # below this an axis is float32 rounding of its input, and its float64 eigenvalue has no digits to whiten with;

@@ -1,7 +1,7 @@
-"""Which component of one fit is which of another: assignment on absolute correlation, and the best rotation.
+"""Which component of one fit is which of another: assignment on absolute correlation.
 
-Two matrices of components of the same wells come in, or two sets of weights with the covariance they share; pairs and
-their correlations go out.
+Two sets of weights come in, with the covariance of the wells on which they are compared; pairs and their correlations
+go out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phenoica.disentangle.rotations import nearest_rotation
 from phenoica.errors import FitError
 
 
@@ -29,11 +28,6 @@ class Match:
 
     index: np.ndarray
     r: np.ndarray
-
-    @property
-    def mcc(self) -> float:
-        """Mean correlation coefficient: the mean |r| over the components of the first set."""
-        return float(np.abs(self.r).mean())
 
 
 def match(r: np.ndarray) -> Match:
@@ -60,15 +54,8 @@ def match(r: np.ndarray) -> Match:
     return Match(index, value)
 
 
-def correlations(A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """Return the (k, l) correlations of the columns of A (n, k) with those of B (n, l); 0 for a constant column."""
-    A, B = (np.asarray(Y, dtype=np.float64) for Y in (A, B))
-    A, B = A - A.mean(axis=0), B - B.mean(axis=0)
-    return _ratio(A.T @ B, (A**2).sum(axis=0), (B**2).sum(axis=0))
-
-
 def weight_correlations(V: np.ndarray, W: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-    """Return the (k, l) correlations of X @ V with X @ W where X has a known covariance.
+    """Return the (k, l) correlations of X @ V with X @ W where X has a known covariance; 0 for a constant component.
 
     Parameters
     ----------
@@ -78,20 +65,6 @@ def weight_correlations(V: np.ndarray, W: np.ndarray, covariance: np.ndarray) ->
         float64 (d, d), of the wells on which the components are compared.
     """
     turned = covariance @ W
-    return _ratio(V.T @ turned, ((covariance @ V) * V).sum(axis=0), (turned * W).sum(axis=0))
-
-
-def procrustes(A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """Return the orthogonal (k, k) matrix Q that makes |A Q - B| smallest, without scale (Schoenemann 1966).
-
-    Parameters
-    ----------
-    A, B
-        float (n, k), centred.
-    """
-    return nearest_rotation(np.asarray(A, dtype=np.float64).T @ np.asarray(B, dtype=np.float64))
-
-
-def _ratio(products: np.ndarray, squares_a: np.ndarray, squares_b: np.ndarray) -> np.ndarray:
-    scale = np.sqrt(np.outer(squares_a, squares_b))
+    products = V.T @ turned
+    scale = np.sqrt(np.outer(((covariance @ V) * V).sum(axis=0), (turned * W).sum(axis=0)))
     return np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from phenoica import schema
-from phenoica.disentangle.blocks import Rows, moments
+from phenoica.disentangle.blocks import Rows, first_two_moments
 from phenoica.disentangle.ica import IcaWarning
 from phenoica.disentangle.linear_views import Ica, Pca
 from phenoica.disentangle.match import match, weight_correlations
@@ -28,7 +28,6 @@ from phenoica.progress import track
 
 BOOTSTRAP, SEED, GAUSSIAN = "bootstrap", "seed", "gaussian"
 DISJOINT, DISJOINT_ROTATED = "disjoint", "disjoint_rotated"
-KINDS = (BOOTSTRAP, SEED, GAUSSIAN, DISJOINT, DISJOINT_ROTATED)
 ROTATED_DRAWS = 20
 _ROUNDED = 2  # decimals of the mean |r| by which components are ordered; equal ones keep their order by kurtosis
 
@@ -40,8 +39,8 @@ class Reproducibility:
     Attributes
     ----------
     table
-        A row a matched component: kind (one of `KINDS`), draw, component (index in the fit; in the fit of the first
-        third for the kinds disjoint), r (absolute), converged.
+        A row a matched component: kind (bootstrap, seed, gaussian, disjoint or disjoint_rotated), draw, component
+        (index in the fit; in the fit of the first third for the kinds disjoint), r (absolute), converged.
     mean, sd
         float64 (k,), of |r| over bootstraps.
     seed_mean
@@ -286,4 +285,4 @@ def _disjoint(
 
 
 def _covariance(wells: Rows) -> np.ndarray:
-    return moments(wells, scatter=True).scatter / len(wells)
+    return first_two_moments(wells, scatter=True).scatter / len(wells)

@@ -47,6 +47,13 @@ FIT_FILE = "fit.json"
 WIDTHS_FILE = "widths.parquet"
 REPRODUCIBILITY_FILE = "reproducibility.parquet"
 
+PCA, ICA = "pca", "ica"  # keys of the views whose components have loadings in varm
+# what `describe_components` sets
+DESCRIBED_OBSM = (schema.X_BIOLOGY, schema.X_BATCH)
+DESCRIBED_UNS = (
+    schema.UNS_BIOLOGY_NAMES, schema.UNS_BATCH_NAMES, schema.UNS_COMPONENTS, schema.UNS_ICA, schema.UNS_REPRODUCIBILITY,
+)  # fmt: skip
+
 
 def join_qc(obs: pd.DataFrame, qc_wells: str | os.PathLike) -> pd.DataFrame:
     """Return obs with the columns of `qc/wells.parquet`, joined on the well id.
@@ -294,11 +301,11 @@ def assemble(
     for name, fitted in views.items():
         if name in schema.VIEW_KEYS or "+" in name:
             adata.obsm[schema.view_key(name)] = fitted.transform(adata.X, obs)
-    if "pca" in views:
-        adata.varm[schema.VARM_PCS] = views["pca"].components_
-    if "ica" in views:
-        table = pd.read_parquet(Path(exploration_dir) / COMPONENTS_FILE)
-        _add_components(adata, views["ica"], table[table["view"] == "ica"], record)
+    for name, key in ((PCA, schema.VARM_PCS), (ICA, schema.VARM_ICS)):
+        if name in views:
+            adata.varm[key] = views[name].components_
+    if ICA in views:
+        describe_components(adata, load_components(exploration_dir, record), record)
     adata.uns[schema.UNS_CONCENTRATION] = np.array(record["concentration"], dtype=object)
     adata.uns[schema.UNS] = {
         **adata.uns[schema.UNS],
@@ -312,9 +319,62 @@ def assemble(
     write_h5ad(out_h5ad, adata)
 
 
-def _add_components(adata: anndata.AnnData, ica: View, table: pd.DataFrame, record: Mapping[str, Any]) -> None:
-    """Set what `disentangled.h5ad` says of the ica components."""
-    adata.varm[schema.VARM_ICS] = ica.components_
+def load_components(fold_dir: str | os.PathLike, record: Mapping[str, Any]) -> pd.DataFrame:
+    """Return what a fit knows of its ica components: their rows of `components.parquet`.
+
+    Parameters
+    ----------
+    fold_dir
+        Written by `fit_fold`, with ica among its views.
+    record
+        Its fit.json.
+
+    Returns
+    -------
+    DataFrame
+        A row an ica component, in order; see `component_table` and `with_reproducibility` for the columns.
+
+    Raises
+    ------
+    SchemaError
+        If the table is missing or damaged, or is not one of this fit: without it no component has a label.
+    """
+    path = Path(fold_dir) / COMPONENTS_FILE
+    again = "so its components have no labels; run `phenoica disentangle` again"
+    absent = [key for key in ("ica", "reproducibility") if key not in record]
+    if absent:
+        raise SchemaError(f"{Path(fold_dir) / FIT_FILE}: says nothing of {', '.join(absent)}, {again}")
+    try:
+        table = pd.read_parquet(path)
+    except (OSError, ValueError) as error:  # pyarrow's complaints about damage are ValueErrors
+        raise SchemaError(f"{path}: cannot be read ({error}), {again}") from error
+    missing = [name for name in ("view", "draw", "component", "label") if name not in table.columns]
+    if missing:
+        raise SchemaError(f"{path}: columns {', '.join(missing)} are missing, {again}")
+    table = table[table["view"] == ICA]
+    expected = schema.component_names(record["views"][ICA]["n_components"])
+    if list(table["component"]) != expected:
+        raise SchemaError(f"{path}: does not list {expected[0]} to {expected[-1]} of this fit, {again}")
+    unknown = sorted(set(table["label"].astype(str)) - set(schema.COMPONENT_LABELS))
+    if unknown:
+        raise SchemaError(f"{path}: unknown labels {unknown[:5]}, {again}")
+    return table
+
+
+def describe_components(adata: anndata.AnnData, table: pd.DataFrame, record: Mapping[str, Any]) -> None:
+    """Set `DESCRIBED_OBSM` and `DESCRIBED_UNS`: what is known of the ica components, from the fit alone.
+
+    Parameters
+    ----------
+    adata
+        obsm has `X_ica` (n, k). It gets float32 obsm `X_biology` and `X_batch`, the columns of `X_ica` with that label
+        in order, (n, 0) if none; uns `X_biology_names` and `X_batch_names`, `components` (a frame with a row a
+        component), `ica` (converged, n_iter, gradient, seeds, ...) and, where it was measured, `reproducibility`.
+    table
+        As from `load_components`: labels and all numbers are of the wells of the fit.
+    record
+        fit.json.
+    """
     labels = table["label"].to_numpy()
     for key, names_key, label in (
         (schema.X_BIOLOGY, schema.UNS_BIOLOGY_NAMES, schema.BIOLOGY),

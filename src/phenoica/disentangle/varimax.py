@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from phenoica.disentangle.rotations import nearest_rotation
+
 _MAX_SWEEPS = 1000
 _ANGLE = 1e-6
 
@@ -16,7 +18,8 @@ def varimax_rotation(loadings: np.ndarray) -> tuple[np.ndarray, int, bool]:
     """Return the rotation that maximises Kaiser's normal varimax criterion.
 
     Rows are divided by the root of their communality (Kaiser normalisation), so that each feature weighs alike
-    whatever its variance; rows of zeros take no part. The criterion is `varimax_criterion`.
+    whatever its variance; rows of zeros take no part. The criterion is the sum over columns of the variance of the
+    squared loadings.
 
     Parameters
     ----------
@@ -43,13 +46,7 @@ def varimax_rotation(loadings: np.ndarray) -> tuple[np.ndarray, int, bool]:
         largest = max((_turn(turned, rotation, first, second) for first, second in rounds), default=0.0)
         sweeps += 1
     # many small rotations drift from the orthogonal group by rounding: take the nearest one in it
-    left, _, right = np.linalg.svd(rotation.T)
-    return left @ right, sweeps, largest <= _ANGLE
-
-
-def varimax_criterion(loadings: np.ndarray) -> float:
-    """Return the sum over columns of the variance of the squared loadings (Kaiser 1958, raw varimax)."""
-    return float((loadings**2).var(axis=0).sum())
+    return nearest_rotation(rotation.T), sweeps, largest <= _ANGLE
 
 
 def _rounds(k: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -40,9 +40,6 @@ class Precision:
         return f"{self.name} ({self.reason})"
 
 
-FLOAT32 = Precision("float32", "as configured")
-
-
 def choose_precision(name: str, device: torch.device) -> Precision:
     """Return the precision of a name on a device.
 

@@ -194,7 +194,7 @@ def find_images(
     folder = Path(folder)
     if not folder.is_dir():
         raise ImageImportError(f"{folder}: no such folder of images")
-    expression = _compile(PATTERNS.get(pattern, pattern), "pattern")
+    expression = compile_pattern(pattern)
     above = None if folders is None else _compile(folders, "folders")
     paths = _image_paths(folder)
     found, others, thumbs = [], [], 0

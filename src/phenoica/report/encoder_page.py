@@ -25,7 +25,6 @@ from phenoica.report.run_index import flatten
 from phenoica.report.score_page import read_scores, training
 from phenoica.score.summary import OVER_FOLDS
 
-FILES = (RECIPE_FILE, LOG_FILE, PICTURES_FILE)
 CURVE_POINTS = 250  # of the smoothed curve; more would not be seen
 GREY_PERCENTILES = (0.5, 99.5)  # of a channel of a tile: black and white
 HIDDEN_COLOUR = (158, 168, 184)  # a blue-grey that no grey image holds

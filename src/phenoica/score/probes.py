@@ -77,22 +77,6 @@ class L1Path:
         return self.probes[self.fractions.index(fraction)]
 
 
-def lambda_max(X: np.ndarray, labels: np.ndarray) -> float:
-    """Return the smallest lambda at which the balanced L1 probe has no weight.
-
-    At w = 0 the balanced classes weigh alike, so b = 0 and the gradient is a quarter of the difference of class means.
-
-    Parameters
-    ----------
-    X
-        (n, d) float.
-    labels
-        (n,) bool, both classes present.
-    """
-    X, labels = _checked(X, labels)
-    return float(0.25 * np.abs(X[labels].mean(axis=0) - X[~labels].mean(axis=0)).max())
-
-
 def _checked(X: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     X, labels = np.asarray(X, dtype=np.float64), np.asarray(labels).astype(bool)
     if X.ndim != 2 or X.shape[1] == 0 or len(X) != len(labels):
