@@ -217,7 +217,7 @@ def panels(scores: pd.DataFrame, titles: Mapping[str, str]) -> list[dict[str, An
         n = inside.loc[inside["perturbation"] != MACRO, "perturbation"].nunique()
         result.append(
             {
-                "title": f"{titles[contrast]} (mean of {n})" if n > 1 else titles[contrast],
+                "title": f"{titles[contrast]} (mean\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}{n})" if n > 1 else titles[contrast],
                 "rows": [
                     {
                         "name": row["view"],
