@@ -123,3 +123,5 @@ def test_a_list_without_its_columns_is_refused(tmp_path):
     pd.DataFrame([hit()]).drop(columns="q").to_csv(tmp_path / "old.csv", index=False)
     with pytest.raises(SchemaError, match="columns q are missing; run `phenoica summarise` again"):
         hit_tables.read_hits(tmp_path / "old.csv")
+    with pytest.raises(SchemaError, match="none.csv: no such file; run `phenoica summarise`"):
+        hit_tables.read_hits(tmp_path / "none.csv")

@@ -215,6 +215,8 @@ def test_skipped_contrasts_are_listed_once_for_all_views():
 def test_a_table_without_rows_over_folds_is_refused(run):
     with pytest.raises(SchemaError, match="fold -1"):
         write_scores(run, score_rows().query("fold == 0"))
+    with pytest.raises(SchemaError, match="none.parquet: no such file; run `phenoica summarise`"):
+        score_page.read_scores("none.parquet")
 
 
 def test_run_index_links_what_exists(run):

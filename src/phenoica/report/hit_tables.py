@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -50,8 +51,10 @@ def read_hits(hits_csv: str | os.PathLike) -> pd.DataFrame:
     Raises
     ------
     SchemaError
-        If it lacks columns.
+        If there is no such file, or it lacks columns.
     """
+    if not Path(hits_csv).is_file():
+        raise SchemaError(f"{hits_csv}: no such file; run `phenoica summarise`")
     empty_is_missing = {name: [""] for name in HIT_COLUMNS if name not in _TEXT}
     found = pd.read_csv(hits_csv, dtype=dict.fromkeys(_TEXT, str), keep_default_na=False, na_values=empty_is_missing)
     missing = [name for name in HIT_COLUMNS if name not in found.columns]

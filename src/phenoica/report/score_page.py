@@ -160,8 +160,10 @@ def read_scores(scores_parquet: str | os.PathLike) -> pd.DataFrame:
     Raises
     ------
     SchemaError
-        If it lacks columns or rows over folds.
+        If there is no such file, or it lacks columns or rows over folds.
     """
+    if not Path(scores_parquet).is_file():
+        raise SchemaError(f"{scores_parquet}: no such file; run `phenoica summarise`")
     scores = pd.read_parquet(scores_parquet)
     missing = [c for c in schema.SCORE_COLUMNS if c not in scores.columns]
     if missing or not (scores["fold"] == OVER_FOLDS).any():
@@ -217,7 +219,9 @@ def panels(scores: pd.DataFrame, titles: Mapping[str, str]) -> list[dict[str, An
         n = inside.loc[inside["perturbation"] != MACRO, "perturbation"].nunique()
         result.append(
             {
-                "title": f"{titles[contrast]} (mean\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}{n})" if n > 1 else titles[contrast],
+                "title": f"{titles[contrast]} (mean\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}{n})"
+                if n > 1
+                else titles[contrast],
                 "rows": [
                     {
                         "name": row["view"],
