@@ -64,6 +64,7 @@ def test_what_passes_the_test_but_supports_no_claim_is_shown_with_its_reason(tmp
         hit("A"),
         no_claim("B", "few_test_wells;position_confounded", position_flag="position_confounded"),
         no_claim("C", "interval_includes_0"),
+        no_claim("F", "zero_variance;interval_includes_0", effect=0.5, ci_low=None, ci_high=None),
         no_claim("D", "not_significant", q=0.2),
         no_claim("E", "one_experiment", q=None, p=None, effect=None, ci_low=None, ci_high=None),
     ]
@@ -71,12 +72,13 @@ def test_what_passes_the_test_but_supports_no_claim_is_shown_with_its_reason(tmp
     shown = {row["perturbation"]: (row["hit"], row["why_not"], row["flags"]) for row in found["groups"][0]["rows"]}
     assert shown == {
         "A": ("yes", "", ""),
-        "B": ("no", "position alone explains it", "position"),
+        "B": ("no", "", "position"),  # the flag says why
         "C": ("no", "the interval reaches down to 0.5", ""),
+        "F": ("no", "there is no interval", ""),
     }
     (line,) = found["overview"]
     (cell,) = line["cells"]
-    assert (cell["value"], cell["range"], cell["note"]) == ("1", "of 4", "2 more without claim")
+    assert (cell["value"], cell["range"], cell["note"]) == ("1", "of 5", "3 more without claim")
     assert line["untested"] == 1 and line["adjustment"] == "Benjamini-Hochberg of 12" and line["p_floor"] == "1.0e-06"
 
 
@@ -90,7 +92,9 @@ def test_without_a_hit_a_sentence_says_so_and_why(tmp_path):
         "position alone explains it (4), not above 0.5 inside experiments (1)."
     )
     text = render(found)
-    assert '<p class="plateflag" id="no-hit"><strong>No hit: of 5' in text and "<td>no <span" in text
+    assert (
+        '<p class="plateflag" id="no-hit"><strong>No hit: of 5' in text and "<details><summary>" in text
+    )  # shut: no hit is in them
     nothing = section(tmp_path, [no_claim("E", "not_significant", q=0.3)])
     assert nothing["sentence"].endswith("none supports a claim. None has q at most 0.05.") and not nothing["groups"]
     assert "hits.csv" in render(nothing) and "Below" not in render(nothing)

@@ -35,12 +35,14 @@ FLAG_WORDS = {
     COUNT_ONLY: ("count only", "the number of cells alone tells as much: growth or death, perhaps nothing beyond them"),
     COUNT_CHANGES: ("count changes", "the number of cells differs too, and the view tells more than it"),
 }  # fmt: skip
+INTERVAL = "interval_includes_0"  # of a claim's reason; also said where there is no interval
 REASON_WORDS = {
     "not_significant": "q above the level",
-    "interval_includes_0": "the interval reaches down to 0.5",
+    INTERVAL: "the interval reaches down to 0.5",
     POSITION_FLAG: "position alone explains it",
     BATCH_FLAG: "not above 0.5 inside experiments",
 }
+FLAGGED = (REASON_WORDS[POSITION_FLAG], REASON_WORDS[BATCH_FLAG])  # a row says these by its flags
 HOLDS_FOR = {THESE_EXPERIMENTS: "these", OTHER_EXPERIMENTS: "others too"}
 _TEXT = ("contrast", "perturbation", "view")
 
@@ -120,16 +122,19 @@ def _no_hit(hits: pd.DataFrame, passed: pd.DataFrame, alpha: float) -> str:
     if passed.empty:
         return f"{text} None has q at most {alpha:g}."
     counts: dict[str, int] = {}
-    for reason in passed["reason"]:
-        for word in dict.fromkeys(_why_not(reason)):
+    for row in passed.to_dict("records"):
+        for word in dict.fromkeys(_why_not(row)):
             counts[word] = counts.get(word, 0) + 1
     parts = ", ".join(f"{word} ({n})" for word, n in sorted(counts.items(), key=lambda item: -item[1]))
     return f"{text} {len(passed):,} {'has' if len(passed) == 1 else 'have'} q at most {alpha:g}, but: {parts}."
 
 
-def _why_not(reason: Any) -> list[str]:
+def _why_not(row: Mapping[str, Any]) -> list[str]:
     """Return what keeps a row from being a claim; reasons that only speak of its value or interval are left out."""
-    return [] if pages.is_missing(reason) else [REASON_WORDS[r] for r in str(reason).split(";") if r in REASON_WORDS]
+    if row["claim"] or pages.is_missing(row["reason"]):
+        return []
+    words = {**REASON_WORDS, **({INTERVAL: "there is no interval"} if pages.is_missing(row["ci_low"]) else {})}
+    return [words[reason] for reason in str(row["reason"]).split(";") if reason in words]
 
 
 def _counts(group: pd.DataFrame, views: Sequence[str], alpha: float) -> dict[str, Any]:
@@ -172,7 +177,7 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
         "hit": "yes" if row["claim"] else "no",
         "holds_for": HOLDS_FOR[row["holds_for"]] if row["claim"] else "–",
         "flags": ", ".join(flags),
-        "why_not": "" if row["claim"] else "; ".join(_why_not(row["reason"])),
+        "why_not": "; ".join(word for word in _why_not(row) if word not in FLAGGED),
     }  # fmt: skip
 
 
