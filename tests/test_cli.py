@@ -67,7 +67,7 @@ def test_verbs_run_without_snakemake_in_the_default_places(tiny_screen, tmp_path
     assert probed.loc[probed["perturbation"] == "PLK1", "reason"].str.contains("few_train_wells").all()
     assert (scores["value"].notna() | scores["reason"].notna()).all()
     assert (root / "score/deletion.parquet").is_file() and (root / "score/consensus.h5ad").is_file()
-    assert "fewer than score.min_wells wells" in (root / "score/scores.txt").read_text()
+    assert "too few wells of a side in the" in (root / "score/scores.txt").read_text()
     for page in ("index.html", "report/score.html", "report/plates/index.html", "report/plates/gene-002/1.html"):
         assert (root / page).read_text().startswith("<!DOCTYPE html>")
     printed = runner.invoke(app, ["design", "--config", str(config)])

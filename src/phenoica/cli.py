@@ -730,6 +730,7 @@ def report_scores(
     config: Config,
     decisions: Annotated[list[Path] | None, typer.Argument(help="Decisions of each fold (json).")] = None,
     scores: _path("The score table (parquet).") = None,
+    hits: _path("The list of hits (csv).") = None,
     summary: _path("The short printed table (txt).") = None,
     disentangled: _path("disentangled.h5ad.") = None,
     out: _path("The score page.") = None,
@@ -742,10 +743,11 @@ def report_scores(
     paths = RunPaths.of(cfg)
     table = scores or paths.scores("parquet")
     score_page.write(
-        table, decisions or sorted(paths.scores("txt").parent.glob("fold-*.json")), summary or paths.scores("txt"),
-        disentangled or paths.disentangled, out or paths.report("score.html"),
+        table, hits or paths.score_file("hits.csv"),
+        decisions or sorted(paths.scores("txt").parent.glob("fold-*.json")), summary or paths.scores("txt"),
+        disentangled or paths.disentangled, out or paths.report("score.html"), cfg,
     )  # fmt: skip
-    score_page.write_figure(table, figure or paths.report("score.svg"))
+    score_page.write_figure(table, figure or paths.report("score.svg"), cfg)
 
 
 @app.command("report-encoder")

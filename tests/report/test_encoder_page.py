@@ -200,7 +200,7 @@ def test_training_on_scored_experiments_is_an_alarm(page):
 )  # fmt: skip
 def test_trained_minus_random_is_shown_whatever_its_sign(page, query, shown, outcome):
     text = plain(page(score_rows(query, 0.2)))
-    assert f"against reference controls (average) {0.6 + query:.3f}" in text
+    assert f"Query perturbations (average) {0.6 + query:.3f}" in text
     assert f"{shown} {outcome}" in text
     assert "PLK1 0.800" in text and "+0.200 +0.15 to +0.25 trained is higher" in text
 

@@ -10,12 +10,17 @@ import pytest
 from phenoica import config as configuration
 from phenoica import schema
 from phenoica.config import RunPaths
+from phenoica.disentangle.views import VIEWS
 from phenoica.errors import SchemaError
-from phenoica.report import figures, run_index, score_page
+from phenoica.report import figures, row_words, run_index, score_page
+from phenoica.score import presets
+from phenoica.score.baselines import BASELINES
+from phenoica.score.hits import hits
 
 VERDICT = "ICA does not beat pca, rotation on held-out experiments."
 VALUES = {"pca": 0.71, "ica": 0.74, "rotation": 0.70, "cell_count": 0.66, "permuted": 0.50}
 EVIL = "<script>x</script>"
+TITLES = presets.titles(["standard"])
 SPREAD = "Batch is spread over 2.0 of 2 ica components (participation number): ica is NOT more concentrated."
 
 
@@ -97,19 +102,15 @@ def run(tmp_path):
 def write_scores(config, rows):
     paths = RunPaths.of(config)
     rows.to_parquet(paths.scores("parquet"))
-    score_page.write(
-        paths.scores("parquet"),
-        [paths.score_fold(0, "json")],
-        paths.scores("txt"),
-        paths.disentangled,
-        paths.report("score.html"),
-    )
+    hits(rows, config).to_csv(paths.score_file("hits.csv"), index=False)
+    files = paths.scores("parquet"), paths.score_file("hits.csv"), [paths.score_fold(0, "json")]
+    score_page.write(*files, paths.scores("txt"), paths.disentangled, paths.report("score.html"), config)
     return paths.report("score.html").read_text(encoding="utf-8")
 
 
 def test_views_stand_beside_chance_and_baselines_in_one_table():
     total = score_rows().query("fold == -1")
-    pooled, within = (score_page.score_table(total, s) for s in ("pooled", "within_experiment"))
+    pooled, within = (score_page.score_table(total, s, TITLES) for s in ("pooled", "within_experiment"))
     assert [r["view"] for r in pooled["rows"]] == ["pca", "rotation", "ica", "cell_count", "permuted"]
     assert [r["kind"] for r in pooled["rows"]] == ["view", "null", "view", "baseline", "null"]
     ica = pooled["rows"][2]["cells"][0]
@@ -118,7 +119,7 @@ def test_views_stand_beside_chance_and_baselines_in_one_table():
 
 
 def test_figure_shows_the_same_rows_as_the_table_with_their_intervals():
-    (panel,) = score_page.panels(score_rows())
+    (panel,) = score_page.panels(score_rows(), TITLES)
     assert [r["name"] for r in panel["rows"]] == ["pca", "rotation", "ica", "cell_count", "permuted"]
     assert panel["rows"][2] == {
         "name": "ica", "kind": "view", "value": 0.74, "low": pytest.approx(0.70), "high": pytest.approx(0.79)
@@ -158,7 +159,7 @@ def test_page_content(run):
     assert VERDICT in text
     assert "in one experiment only" in text and "LONELY" in text  # a skipped contrast and why
     assert "<script>x" not in text and "&lt;script&gt;x" in text
-    assert f'<p id="spread">{SPREAD} Position: no component carries any.</p>' in text
+    assert f'<ul id="spread"><li>{SPREAD}</li><li>Position: no component carries any.</li></ul>' in text
     assert text.index('id="spread"') < text.index('id="components"')
     assert "exploration fit" in text and "1 biology, 1 batch, 0 position" in text
     assert "ICA DID NOT CONVERGE" in text
@@ -170,14 +171,52 @@ def test_page_content(run):
     )
 
 
+def test_every_contrast_stands_under_its_title_and_never_under_its_name(run):
+    own = {"name": "dose_series", "case": {"control": "none"}, "reference": {"control": "positive"}}
+    run["score"]["contrasts"] = ["demo", own]
+    names = ["guide_holdout", "cutting_vs_other_cutting", "dose_series"]
+    extra = [row(contrast=c, perturbation=p, value=0.8) for c in names for p in ("macro", "A")]
+    extra += [row(contrast=c, perturbation="B", value=None, reason="one_experiment") for c in names]
+    rows = pd.DataFrame([*score_rows().to_dict("records"), *extra])
+    text = write_scores(run, rows)
+    titles = presets.titles(run["score"]["contrasts"])
+    for name in names:
+        assert f">{titles[name]}</button>" in text and f"{titles[name]}: 1 perturbation</summary>" in text
+        assert f"<td>{titles[name]}</td><td>B</td>" in text  # not testable
+        assert name not in text
+    shown = [panel["title"] for panel in score_page.panels(rows, titles)]
+    assert shown == [
+        titles[c] for c in ("query_vs_reference", "cutting_vs_other_cutting", "guide_holdout", "dose_series")
+    ]
+
+
+def test_a_contrast_that_the_configuration_does_not_know_is_refused(run):
+    rows = pd.DataFrame([*score_rows().to_dict("records"), row(contrast="guide_holdout", value=0.8)])
+    with pytest.raises(SchemaError, match="contrast 'guide_holdout' is not in score.contrasts"):
+        write_scores(run, rows)
+
+
+def test_the_page_says_what_each_row_is_and_at_which_level_its_intervals_are(run):
+    run["score"]["confidence"] = 0.9
+    text = write_scores(run, score_rows())
+    meaning = text[text.index('id="meaning"') :]
+    assert all(f"<dt><strong>{view}</strong></dt>" in meaning for view in VALUES)
+    assert "<dt><strong>position_trees</strong></dt>" not in meaning  # no such row here
+    assert "Bars: 90% intervals" in text and "95%" not in text
+    assert row_words.explained(["centerscale + ica"]) == [("centerscale + ica", "First centerscale, then ica.")]
+    assert {name for name, _ in row_words.explained([*VIEWS, *BASELINES])} == {*VIEWS, *BASELINES}
+
+
 def test_skipped_contrasts_are_listed_once_for_all_views():
-    (skipped,) = score_page.skipped(score_rows().query("fold == -1"))
+    (skipped,) = score_page.skipped(score_rows().query("fold == -1"), TITLES)
     assert skipped["perturbation"] == "LONELY" and skipped["views"] == "all"
 
 
 def test_a_table_without_rows_over_folds_is_refused(run):
     with pytest.raises(SchemaError, match="fold -1"):
         write_scores(run, score_rows().query("fold == 0"))
+    with pytest.raises(SchemaError, match="none.parquet: no such file; run `phenoica summarise`"):
+        score_page.read_scores("none.parquet")
 
 
 def test_run_index_links_what_exists(run):

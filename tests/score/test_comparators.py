@@ -13,7 +13,7 @@ from phenoica import schema
 from phenoica.disentangle.run import fit_fold
 from phenoica.files import write_csv, write_h5ad, write_parquet
 from phenoica.report import score_page
-from phenoica.score import run
+from phenoica.score import presets, run
 from phenoica.score.compare import Run, compare
 from phenoica.score.hits import hits
 from phenoica.score.summary import is_held_out
@@ -74,12 +74,13 @@ def test_nothing_held_out_is_compared_with_them(finished):
     lines = [line for line in text.splitlines() if any(name in line for name in COMPARATORS)]
     assert len(lines) == 1 and lines[0].startswith("Not held out (corrected with all test wells in view)")
     total = scores[scores["fold"] == -1]
-    for table in (score_page.score_table(total, "pooled"), score_page.score_table(total, "within_experiment")):
+    titles = presets.titles(config["score"]["contrasts"])
+    for table in (score_page.score_table(total, scope, titles) for scope in ("pooled", "within_experiment")):
         assert not {row["view"] for row in table["rows"]} & set(COMPARATORS)
-    assert not {row["name"] for panel in score_page.panels(scores) for row in panel["rows"]} & set(COMPARATORS)
-    assert not set(score_page.perturbation_table(total)["views"]) & set(COMPARATORS)
-    assert {row["view"] for row in score_page.comparator_table(total)["rows"]} == set(COMPARATORS)
-    assert score_page.comparator_table(total[is_held_out(total)]) is None
+    assert not {row["name"] for panel in score_page.panels(scores, titles) for row in panel["rows"]} & set(COMPARATORS)
+    assert not set(score_page.perturbation_tables(total, titles)["views"]) & set(COMPARATORS)
+    assert {row["view"] for row in score_page.comparator_table(total, titles)["rows"]} == set(COMPARATORS)
+    assert score_page.comparator_table(total[is_held_out(total)], titles) is None
 
 
 def test_the_page_says_what_they_are(finished):
@@ -89,7 +90,9 @@ def test_the_page_says_what_they_are(finished):
     adata.write_h5ad(folder / "disentangled.h5ad")
     decisions = [folder / f"score-{k}.json" for k in range(2)]
     page = folder / "score.html"
-    score_page.write(folder / "scores.parquet", decisions, folder / "scores.txt", folder / "disentangled.h5ad", page)
+    hits(pd.read_parquet(folder / "scores.parquet"), config).to_csv(folder / "hits.csv", index=False)
+    files = [folder / name for name in ("scores.txt", "disentangled.h5ad", "score.html")]
+    score_page.write(folder / "scores.parquet", folder / "hits.csv", decisions, *files, config)
     before, after = page.read_text().split('id="comparators"')
     section = after.split("<h2")[0]
     assert "not held out" in section and all(f"<td>{name}</td><td>all</td>" in section for name in COMPARATORS)

@@ -34,6 +34,34 @@ def test_presets_and_own_entries_stand_side_by_side_in_the_given_order():
     assert rules[-1].max_wells == 9 and rules[-1].each == ("perturbation",) and rules[-1].min_experiments == 1
 
 
+@pytest.mark.parametrize("name", ["standard", "demo", "profiles", "rxrx3-core"])
+def test_every_preset_contrast_has_a_title_in_words(name):
+    titles = presets.titles([name])
+    assert list(titles) == [rule.name for rule in presets.parse([name])]
+    assert all(rule.title for rule in presets.parse([name])) and not any("_" in text for text in titles.values())
+    assert len(set(titles.values())) == len(titles)
+
+
+def test_a_contrast_without_a_title_is_called_by_its_definition():
+    entry = {
+        **ENTRY, "case": {"control": ["none", "positive"], "concentration": 0.5}, "each": ["perturbation"],
+        "sameby": "cell_type", "diffby": "treatment",
+    }  # fmt: skip
+    assert presets.titles([entry])["mine"] == (
+        "Wells with control none or positive and concentration 0.5 against wells with control role reference, "
+        "each perturbation, of the same cell type, tested on another treatment"
+    )
+    inside = {**ENTRY, "batch_key": "plate_id"}
+    assert presets.titles([inside])["mine"].endswith(", held out by plate id within experiments")
+
+
+def test_a_title_of_ones_own_is_taken_and_two_that_are_alike_are_told_apart():
+    mine = {**ENTRY, "title": "  Dose of DMSO_2  "}
+    assert presets.titles(["standard", mine])["mine"] == "Dose of DMSO_2"
+    titles = presets.titles([mine, {**mine, "name": "other"}])
+    assert titles == {"mine": "Dose of DMSO_2 (mine)", "other": "Dose of DMSO_2 (other)"}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -55,6 +83,10 @@ def test_presets_and_own_entries_stand_side_by_side_in_the_given_order():
         ({"batch_key": ["plate", "row"]}, "contrast 'mine': key 'batch_key': must be one obs column"),
         ({"name": "l2_control"}, "contrast 'l2_control': key 'name': must be a word"),
         ({"name": 5}, "entry 0: key 'name': must be a word"),
+        ({"title": " "}, "contrast 'mine': key 'title': must be one line of text"),
+        ({"title": "two\nlines"}, "contrast 'mine': key 'title': must be one line of text"),
+        ({"title": "x" * 101}, "contrast 'mine': key 'title': must be one line of text of at most 100 characters"),
+        ({"title": 5}, "contrast 'mine': key 'title': must be one line of text"),
     ],
 )
 def test_messages_name_the_contrast_and_the_key(change, message):

@@ -5,6 +5,8 @@ import pytest
 from scipy import stats
 
 from phenoica.report import score_page
+from phenoica.report.score_cells import reason_words
+from phenoica.score import presets
 from phenoica.score.contrasts import POSITIVE, QUERY, REASONS
 from phenoica.score.printed import _sentence, printed
 from phenoica.score.rows import FOLD_COLUMNS, table
@@ -193,11 +195,13 @@ def test_folds_without_a_value_leave_their_reason(settings):
 def test_the_page_says_that_a_value_leaves_out_folds(settings):
     rows = [row(0, "A", "ica", 0.8), row(1, "A", "ica", None, reason="few_test_wells"), row(2, "A", "ica", 0.7)]
     total = summary(settings, [*rows, row(0, "LONE", "ica", None, reason="one_experiment")])[0].query("fold == -1")
-    assert [r["perturbation"] for r in score_page.skipped(total)] == ["LONE"]
-    notes = {r["perturbation"]: r["cells"][0]["note"] for r in score_page.perturbation_table(total)["rows"]}
-    assert notes == {"A": f"without some folds: {REASONS['few_test_wells']}"}
-    assert score_page.reason_words("few_test_wells") == REASONS["few_test_wells"]
-    assert score_page.reason_words("no_weights;one_fold", has_value=True).count("without") == 0
+    titles = presets.titles(["standard"])
+    assert [r["perturbation"] for r in score_page.skipped(total, titles)] == ["LONE"]
+    (table,) = score_page.perturbation_tables(total, titles)["tables"]
+    assert [r["perturbation"] for r in table["rows"]] == ["A"]
+    assert table["note"] == f"without some folds: {REASONS['few_test_wells']}"
+    assert reason_words("few_test_wells") == REASONS["few_test_wells"]
+    assert reason_words("no_weights;one_fold", has_value=True).count("without") == 0
 
 
 @pytest.mark.parametrize("broken", [0, 1, 2])

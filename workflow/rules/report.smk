@@ -43,6 +43,7 @@ rule plate_index:
 rule score_page:
     input:
         scores=PATHS.scores("parquet"),
+        hits=PATHS.score_file("hits.csv"),
         summary=PATHS.scores("txt"),
         decisions=get_fold_decisions,
         disentangled=PATHS.disentangled,
@@ -54,10 +55,11 @@ rule score_page:
     conda:
         "../envs/phenoica.yaml"
     params:
-        version=version("report", "plates"),
-        config=settings("report", "plates"),
+        version=version("report", "plates", "score", "disentangle"),
+        config=settings("report", "plates", "score", "disentangle"),
     shell:
         "phenoica report-scores --config {params.config:q} --scores {input.scores:q}"
+        " --hits {input.hits:q}"
         " --summary {input.summary:q} --disentangled {input.disentangled:q} --out {output.page:q}"
         " --figure {output.figure:q} {input.decisions:q} 2> {log:q}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -124,6 +125,11 @@ def _shortened(text: str, most: int = 16) -> str:
     return (text if len(text) <= most else text[: most - 1] + "…").replace("$", r"\$")
 
 
+def _wrapped(title: str, most: int = 52) -> str:
+    """Return a title in lines that a panel is wide enough for."""
+    return _shortened("\n".join(textwrap.wrap(title, most)), 3 * most)
+
+
 def scores_figure(panels: list[dict]) -> Figure:
     """Return macro AUROC of views and baselines as dots with intervals, one panel a contrast.
 
@@ -141,7 +147,8 @@ def scores_figure(panels: list[dict]) -> Figure:
         return figure
     columns = min(2, len(panels))
     n_rows = -(-len(panels) // columns)
-    figure, axes = _figure(5.6 * columns, n_rows * (0.9 + 0.31 * len(names)), n_rows, columns)
+    lines = max(_wrapped(panel["title"]).count("\n") + 1 for panel in panels)
+    figure, axes = _figure(5.6 * columns, n_rows * (0.7 + 0.2 * lines + 0.31 * len(names)), n_rows, columns)
     figure.phenoica_title = "Held-out AUROC of every view and baseline with intervals; the numbers are in the table"
     rows = [row for panel in panels for row in panel["rows"]]
     low = min(0.4, *(row["value"] if row["low"] is None else row["low"] for row in rows), 0.5)
@@ -157,7 +164,7 @@ def scores_figure(panels: list[dict]) -> Figure:
         ax.set_ylim(len(names) - 0.4, -0.6)
         ax.set_yticks(range(len(names)), [_shortened(n, 24) for n in names])
         ax.grid(axis="x", color="#e2e2e2")
-        ax.set_title(_shortened(panel["title"], 60), fontsize=11, loc="left")
+        ax.set_title(_wrapped(panel["title"]), fontsize=11, loc="left")
         ax.set_xlabel("AUROC (0.5 = no signal)", fontsize=10)
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)

@@ -99,6 +99,7 @@ def _data(paths: RunPaths, config: Mapping[str, Any]) -> Iterator[tuple]:
     yield paths.disentangled, "disentangled.h5ad", "AnnData: every well in the views of the exploration fit", True
     yield paths.embeddings, "embeddings.h5ad", f"AnnData: {content}"
     yield paths.scores("csv"), "scores.csv", "the score table, one row a score", True
+    yield paths.score_file("hits.csv"), "hits.csv", "every perturbation with effect, interval, p, q and flags", True
     yield paths.deletion, "deletion.parquet", "scores while batch-bound components are dropped", True
     yield paths.consensus, "consensus.h5ad", "guides and perturbations (exploration fit)", True
     yield paths.guide_concordance, "guide_concordance.csv", "whether the guides of a gene agree", True

@@ -27,8 +27,9 @@ _NUMERIC = (schema.CONCENTRATION, schema.ROW, schema.COLUMN, schema.EDGE_DISTANC
 _ALLOWED = {schema.CONTROL: schema.CONTROL_VALUES, schema.CONTROL_ROLE: schema.CONTROL_ROLE_VALUES}
 _KEYS = (
     "name", "case", "reference", "each", "sameby", "diffby", "batch_key", "min_experiments", "min_values", "min_wells",
-    "max_wells",
+    "max_wells", "title",
 )  # fmt: skip
+_LONGEST_TITLE = 100  # characters; it heads columns of tables
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Rule:
         At least 1.
     min_wells, max_wells
         Or None: `score.min_wells`, and no limit.
+    title
+        What pages call it; None where it has none (see `titles`).
     """
 
     name: str
@@ -62,6 +65,7 @@ class Rule:
     min_values: int = 1
     min_wells: int | None = None
     max_wells: int | None = None
+    title: str | None = None
 
     @property
     def within_experiments_only(self) -> bool:
@@ -106,6 +110,45 @@ def parse(entries: Sequence[str | Mapping[str, Any]]) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+def titles(entries: Sequence[str | Mapping[str, Any]]) -> dict[str, str]:
+    """Return what pages call each contrast of `score.contrasts`, by name, in the given order.
+
+    That is its `title`, or what it compares in the words of its definition. Of two that would be called alike, each is
+    followed by its name.
+
+    Raises
+    ------
+    ConfigError
+        As `parse`.
+    """
+    found = {rule.name: rule.title or described(rule) for rule in parse(entries)}
+    texts = list(found.values())
+    return {name: text if texts.count(text) == 1 else f"{text} ({name})" for name, text in found.items()}
+
+
+def described(rule: Rule) -> str:
+    """Return what a rule compares, in the words of its definition."""
+
+    def wells(match: Match) -> str:
+        conditions = (f"{_spaced(column)} {' or '.join(map(_number, values))}" for column, values in match)
+        return f"wells with {' and '.join(conditions)}"
+
+    parts = [f"{wells(rule.case)} against {wells(rule.reference)}"]
+    for columns, words in ((rule.each, "each"), (rule.sameby, "of the same"), (rule.diffby, "tested on another")):
+        parts += [f"{words} {' and '.join(map(_spaced, columns))}"] if columns else []
+    parts += [f"held out by {_spaced(rule.batch_key)} within experiments"] if rule.within_experiments_only else []
+    text = ", ".join(parts)
+    return text[0].upper() + text[1:]
+
+
+def _spaced(column: str | None) -> str:
+    return str(column).replace("_", " ")
+
+
+def _number(value: str | float) -> str:
+    return f"{value:g}" if isinstance(value, float) else value
+
+
 def _rules(entries: Sequence[Any], inside: tuple[str, ...], problems: list[str]) -> list[Rule]:
     rules = []
     for number, entry in enumerate(entries):
@@ -129,11 +172,11 @@ def _rules(entries: Sequence[Any], inside: tuple[str, ...], problems: list[str])
 class _Reader:
     """Reads one entry; everything wrong goes to `problems` with the contrast and the key."""
 
-    def __init__(self, entry: Mapping[str, Any], title: str, problems: list[str]):
-        self.entry, self.title, self.problems = entry, title, problems
+    def __init__(self, entry: Mapping[str, Any], where: str, problems: list[str]):
+        self.entry, self.where, self.problems = entry, where, problems
 
     def wrong(self, key: str, what: str) -> None:
-        self.problems.append(f"{self.title}: key {key!r}: {what}")
+        self.problems.append(f"{self.where}: key {key!r}: {what}")
 
     def unknown_keys(self) -> None:
         for key in self.entry:
@@ -193,6 +236,16 @@ class _Reader:
             return default
         return value
 
+    def words(self, key: str) -> str | None:
+        value = self.entry.get(key)
+        if value is None:
+            return None
+        text = value.strip() if isinstance(value, str) else ""
+        if not text or not text.isprintable() or len(text) > _LONGEST_TITLE:
+            self.wrong(key, f"must be one line of text of at most {_LONGEST_TITLE} characters, not {value!r}")
+            return None
+        return text
+
 
 def _rule(entry: Mapping[str, Any], number: int, problems: list[str]) -> Rule | None:
     name, before = entry.get("name"), len(problems)
@@ -207,6 +260,7 @@ def _rule(entry: Mapping[str, Any], number: int, problems: list[str]) -> Rule | 
         str(name), reader.match("case"), reader.match("reference"), reader.columns("each"), reader.columns("sameby"),
         reader.columns("diffby"), batch[0] if batch else None, reader.number("min_experiments", 1) or 1,
         reader.number("min_values", 1) or 1, reader.number("min_wells", None), reader.number("max_wells", None),
+        reader.words("title"),
     )  # fmt: skip
     _check_together(rule, reader)
     return rule if len(problems) == before else None
