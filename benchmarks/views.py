@@ -25,13 +25,21 @@ VIEWS = (
 BLOCK = 4096
 
 
-def wells(n: int, d: int) -> tuple[np.ndarray, pd.DataFrame]:
-    """Make correlated float32 wells block by block, 1,265 an experiment, a tenth of them fit controls."""
+def wells(n: int, d: int, shift: np.ndarray | None = None) -> tuple[np.ndarray, pd.DataFrame]:
+    """Make correlated float32 wells block by block, 1,265 an experiment, a tenth of them fit controls.
+
+    Sources are Gaussian; with `shift` (n, s), which is added to the first s of them, they are Laplace.
+    """
     mixing = np.random.default_rng(0).standard_normal((d, d)).astype(np.float32) / np.sqrt(d)
     X = np.empty((n, d), dtype=np.float32)
     for start in range(0, n, BLOCK):
         rng = np.random.default_rng([1, start])
-        sources = rng.standard_normal((min(BLOCK, n - start), d), dtype=np.float32)
+        size = min(BLOCK, n - start), d
+        if shift is None:
+            sources = rng.standard_normal(size, dtype=np.float32)
+        else:
+            sources = rng.laplace(scale=np.sqrt(0.5), size=size).astype(np.float32)
+            sources[:, : shift.shape[1]] += shift[start : start + BLOCK]
         X[start : start + BLOCK] = sources @ mixing + 1.0
     obs = pd.DataFrame({
         "experiment": pd.Categorical.from_codes(np.arange(n) // 1265, [f"e{i:03d}" for i in range(n // 1265 + 1)]),

@@ -117,6 +117,21 @@ class View:
         ControlsError
             If a new batch lacks fit controls.
         """
+        return self.rows(X, obs).array(dtype)
+
+    def rows(self, X: np.ndarray, obs: pd.DataFrame | None = None) -> Rows:
+        """Return what `transform` does, but computed when it is read: all wells, some of them, or block by block.
+
+        Parameters
+        ----------
+        X, obs
+            As for `transform`, which raises the same errors.
+
+        Returns
+        -------
+        Rows
+            float64, (n, n_components_).
+        """
         if not hasattr(self, "n_components_"):
             raise FitError(f"view {self.name} is not fitted; call fit first or load a state with load_view")
         X = finite_matrix(X, obs)
@@ -125,7 +140,7 @@ class View:
                 f"view {self.name} was fitted on {self.n_features_in_} features, these wells have "
                 f"{X.shape[1]}; use the encoder of the fit"
             )
-        return self._mapped(Rows(X), obs).array(dtype)
+        return self._mapped(Rows(X), obs)
 
     def save(self, directory: str | os.PathLike) -> None:
         """Write `state.npz` (float64 arrays, no pickle) and `view.json`; same fit, same bytes."""

@@ -6,13 +6,15 @@ that also scores the views go out. Whatever is estimated (levels, means, scales)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from phenoica import schema
+from phenoica.disentangle.blocks import Rows
 from phenoica.errors import FitError, ScoreError
 
 POSITION_LINEAR = "position_linear"
@@ -25,7 +27,7 @@ PERMUTED = "permuted"
 BASELINES = (POSITION_LINEAR, POSITION_TREES, CELL_COUNT, TRUE_CELL_COUNT, IMAGE_MEASURES, RANDOM_ENCODER, PERMUTED)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Features:
     """What a probe sees: one row of the score table's `view` column.
 
@@ -33,8 +35,10 @@ class Features:
     ----------
     view
         Name of the view or baseline.
-    values
-        float64 (n, d), a row a well. Wells with a missing value hold NaN and are reported, never fitted.
+    source
+        float64 (n, d), a row a well; or the rows of a fitted view (`View.rows`), of which nothing is stored until
+        `values` is read; or other features, whose values these are. Wells with a missing value hold NaN and are
+        reported, never fitted.
     test_data_used
         One of `schema.TEST_DATA_USED`.
     draw
@@ -42,7 +46,7 @@ class Features:
     """
 
     view: str
-    values: np.ndarray
+    source: np.ndarray | Rows | Features
     test_data_used: str = "none"
     draw: int | None = None
 
@@ -50,6 +54,59 @@ class Features:
     def key(self) -> str:
         """The name with the draw, e.g. rotation_03."""
         return self.view if self.draw is None else f"{self.view}_{self.draw:02d}"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of wells and of columns, (n, d)."""
+        return self.source.shape
+
+    @property
+    def width(self) -> int:
+        """Number of columns, d."""
+        return self.shape[1]
+
+    @functools.cached_property
+    def values(self) -> np.ndarray:
+        """All wells, float64 (n, d): held from the first reading until `release`."""
+        if isinstance(self.source, Features):
+            return self.source.values
+        return self.source.array() if isinstance(self.source, Rows) else self.source
+
+    def at(self, wells: np.ndarray) -> np.ndarray:
+        """Return some wells (positions, or a bool mask), float64 (m, d), without holding the others."""
+        if "values" in self.__dict__ or isinstance(self.source, np.ndarray):
+            return self.values[wells]
+        return self.source.at(wells) if isinstance(self.source, Features) else self.source.where(wells).array()
+
+    def release(self) -> None:
+        """Let go of `values` that can be made again."""
+        self.__dict__.pop("values", None)
+
+
+def in_groups(features: Sequence[Features], most: int) -> Iterator[list[Features]]:
+    """Yield features in order, together as long as they hold at most `most` numbers; then they are released.
+
+    Features whose values are another's (those of permuted labels) come right after it, for there they cost nothing.
+    """
+    followers = {id(f): [g for g in features if g.source is f] for f in features}
+    behind = {id(g) for found in followers.values() for g in found}
+    group: list[Features] = []
+    held = 0
+    for feature in (f for f in features if id(f) not in behind):
+        size = feature.shape[0] * feature.width
+        if group and held + size > most:
+            yield from _released(group)
+            group, held = [], 0
+        group += [feature, *followers[id(feature)]]
+        held += size
+    yield from _released(group)
+
+
+def _released(group: list[Features]) -> Iterator[list[Features]]:
+    """Yield a group, and release it when it is done with."""
+    yield group
+    for feature in group:
+        feature.release()
 
 
 def position_linear(obs: pd.DataFrame, train: np.ndarray) -> np.ndarray:

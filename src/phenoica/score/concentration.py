@@ -48,7 +48,7 @@ def concentration_rows(
     n_batches = len(np.unique(scorer.batches[train][reference[train]]))
     batch_known = 2 <= n_batches < int(reference[train].sum())
     for feature in rotated:
-        Z_train, obs_train = feature.values[train], scorer.obs.iloc[train]
+        Z_train, obs_train = feature.at(train), scorer.obs.iloc[train]
         biology = component_effects(Z_train, obs_train).biology
         batch = reference_omega2(Z_train, obs_train, batch_key) if batch_known else None
         # a ranking of zeros is the order of the components and says nothing
@@ -58,10 +58,10 @@ def concentration_rows(
             "biology": [] if by_biology is None else by_biology.tolist(),
             "batch": [] if by_batch is None else by_batch.tolist(),
         }
-        n = feature.values.shape[1]
+        n = feature.width
         count = metrics.top_count(n, share)
         try:
-            effects = component_effects(feature.values[test], scorer.obs.iloc[test])
+            effects = component_effects(feature.at(test), scorer.obs.iloc[test])
         except ControlsError:  # too few held-out reference controls, or no case beside them
             n_case, found = 0, {name: (None, "no_reference") for name in CONCENTRATION}
         else:

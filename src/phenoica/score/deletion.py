@@ -91,18 +91,20 @@ def curve(
         Two rows a point, auroc and experiment_decoding, with the columns of `COLUMNS` that are known here.
     """
     k, rows = len(order), []
+    sides = [(feature.at(p.train), feature.at(p.test)) for p in parts]
+    controls = feature.at(references)
     for m in counts:
         kept = np.sort(order[m:])
-        values = feature.values[:, kept]
         base = {"view": feature.view, "draw": feature.draw, "n_components": k, "n_deleted": m, "share_deleted": m / k}
         found = [
-            auroc(p.test_labels, values[p.test] @ l2_logistic(values[p.train], p.train_labels, C)[0]) for p in parts
+            auroc(p.test_labels, test[:, kept] @ l2_logistic(train[:, kept], p.train_labels, C)[0])
+            for p, (train, test) in zip(parts, sides, strict=True)
         ]
         rows.append({
             **base, "metric": AUROC, "value": float(np.mean(found)) if found else None, "chance": 0.5,
             "n_contrasts": len(found), "reason": None if found else "no_contrast",
         })  # fmt: skip
-        decoded = decode_batches(values[references], batches[references], plates[references])
+        decoded = decode_batches(controls[:, kept], batches[references], plates[references])
         rows.append({
             **base, "metric": DECODING, "value": decoded.value, "chance": decoded.chance, "n_contrasts": len(found),
             "reason": decoded.reason,

@@ -17,7 +17,7 @@ from phenoica import schema
 from phenoica.errors import ScoreError
 from phenoica.progress import track
 from phenoica.score import inference, metrics
-from phenoica.score.baselines import BASELINES, PERMUTED, Features, permute_within
+from phenoica.score.baselines import BASELINES, PERMUTED, Features, in_groups, permute_within
 from phenoica.score.concentration import concentration_rows
 from phenoica.score.contrasts import Contrast, Split, build, splits_of_fold
 from phenoica.score.in_distribution import in_distribution_rows
@@ -44,6 +44,8 @@ from phenoica.score.rows import (
     table,
 )  # fmt: skip
 from phenoica.score.shift import shift_rows
+
+HELD_VALUES = 2**27  # float64 numbers of the features that are scored together: 1 GiB
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,17 @@ class Fit:
             "converged": bool(probe.converged),
             "path": {"fraction": list(self.path.fractions), "non_zero": list(self.path.non_zero)},
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """What one feature set gave: what training decided, rows of the L1 and the L2 probes, decisions of the latter."""
+
+    fraction: Fraction
+    records: dict[str, Any]
+    l1: list[dict[str, Any]]
+    l2: list[dict[str, Any]]
+    decisions: list[np.ndarray]
 
 
 class FoldScorer:
@@ -152,21 +165,38 @@ class FoldScorer:
         """
         probed = [f for f in features if f.draw is None or f.draw < self.config["score"]["rotation_draws"]]
         rotated = [f for f in features if f.view in ROTATED]
-        fractions = self._fractions(probed)
-        fits = self._fit(probed, fractions)
-        width = self._width(probed)
-        rows: list[dict[str, Any]] = []
-        for feature in track(probed, len(probed), f"score fold {self.fold}", "view"):
-            for fit in fits[feature.key]:
-                rows += self._l1_rows(feature, fit, width)
-                rows += self._tree_rows(feature, fit) if self.config["score"]["trees"] else []
-        records = {key: {f.name: f.record() for f in found if f.path} for key, found in fits.items()}
+        width, found, inside = self._width(probed), {}, []
+        for group in in_groups(probed, HELD_VALUES):
+            one_by_one, rows_inside = self._score_group(group, width)
+            found |= one_by_one
+            inside += rows_inside
+        scored = {f.key: found[f.key] for f in probed}
+        records = {key: one.records for key, one in scored.items()}
+        rows = [row for one in scored.values() for row in one.l1]
         rows += position_tree_rows(self)
         rows += path_rows(records, probed, self.fold, len(set(self.experiments[~self.train])))
-        rows += self._l2_rows([f for f in probed if f.view in ROTATED])
-        rows += in_distribution_rows(self, probed, fractions) + shift_rows(self, probed, fractions)
+        rows += [row for one in scored.values() for row in one.l2]
+        rows += self._l2_control_rows(rotated, {f.key: scored[f.key].decisions for f in rotated if f in probed})
         concentrated, ranks = concentration_rows(self, rotated)
-        return table(rows + concentrated, FOLD_COLUMNS), self._decided(fractions, records, ranks)
+        fractions = {key: one.fraction for key, one in scored.items()}
+        return table(rows + inside + concentrated, FOLD_COLUMNS), self._decided(fractions, records, ranks)
+
+    def _score_group(
+        self, group: Sequence[Features], width: int | None
+    ) -> tuple[dict[str, _Scored], list[dict[str, Any]]]:
+        """Score features that are held in memory together; return each one's, and the rows inside experiments."""
+        fractions = self._fractions(group)
+        fits = self._fit(group, fractions)
+        done = {}
+        for feature in track(group, len(group), f"score fold {self.fold}", "view"):
+            own, l1 = fits[feature.key], []
+            for fit in own:
+                l1 += self._l1_rows(feature, fit, width)
+                l1 += self._tree_rows(feature, fit) if self.config["score"]["trees"] else []
+            l2, decisions = self._l2_rows(feature) if feature.view in ROTATED else ([], [])
+            records = {fit.name: fit.record() for fit in own if fit.path}
+            done[feature.key] = _Scored(fractions[feature.key], records, l1, l2, decisions)
+        return done, in_distribution_rows(self, group, fractions) + shift_rows(self, group, fractions)
 
     def _fractions(self, probed: Sequence[Features]) -> dict[str, Fraction]:
         """Choose each view's lambda fraction; permuted labels take that of the view whose features they share."""
@@ -203,13 +233,13 @@ class FoldScorer:
 
     def _width(self, probed: Sequence[Features]) -> int | None:
         """Return the width at which sparsity is compared: that of the rotated views."""
-        widths = [f.values.shape[1] for f in probed if f.view in ROTATED]
+        widths = [f.width for f in probed if f.view in ROTATED]
         return widths[0] if widths else None
 
     def _base(self, feature: Features, contrast: Contrast, part: Split) -> dict[str, Any]:
         return {
             "contrast": contrast.name, "perturbation": contrast.perturbation, "view": feature.view,
-            "test_data_used": feature.test_data_used, "n_components": feature.values.shape[1], "draw": feature.draw,
+            "test_data_used": feature.test_data_used, "n_components": feature.width, "draw": feature.draw,
             "n_case": int(part.test_labels.sum()), "n_reference": int((~part.test_labels).sum()),
             "n_experiments": len(np.unique(self.experiments[part.test])), "fold": self.fold, "reason": part.reason,
         }  # fmt: skip
@@ -252,7 +282,7 @@ class FoldScorer:
     def _sparsity_rows(
         self, base: Mapping[str, Any], feature: Features, fit: Fit, width: int | None
     ) -> list[dict[str, Any]]:
-        if feature.view in BASELINES or feature.values.shape[1] != width:
+        if feature.view in BASELINES or feature.width != width:
             return []
         return sparsity_rows(base, fit.sparse_probe.weights)
 
@@ -276,27 +306,34 @@ class FoldScorer:
              VARIANCE: sum(s**2 * v for s, v in parts) if known else None},
         ]  # fmt: skip
 
-    def _l2_rows(self, rotated: Sequence[Features]) -> list[dict[str, Any]]:
-        """Return the L2 probes' AUROC, and the control that they agree."""
-        rows: list[dict[str, Any]] = []
-        decisions: dict[str, list[np.ndarray]] = {f.key: [] for f in rotated}
-        tested = [(contrast, part) for contrast, part in self.splits if part.reason is None]
-        for feature in rotated:
-            for contrast, part in tested:
-                probe = fit_l2(feature.values[part.train], part.train_labels, self.config["score"]["l2_C"])
-                scores = probe.decision(feature.values[part.test])
-                decisions[feature.key].append(scores)
-                base = {**self._base(feature, contrast, part), "probe": L2, "metric": AUROC}
-                rows += self._auroc_rows(base, part, part.test_labels, scores)[:1]
-        if len(rotated) < 2 or not tested:
-            return rows
-        result = l2_control(decisions, [part.test_labels for _, part in tested])
+    def _l2_rows(self, feature: Features) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
+        """Return the L2 probes' AUROC, and their decisions, contrast by contrast."""
+        rows, decisions = [], []
+        for contrast, part in self._tested():
+            probe = fit_l2(feature.values[part.train], part.train_labels, self.config["score"]["l2_C"])
+            scores = probe.decision(feature.values[part.test])
+            decisions.append(scores)
+            base = {**self._base(feature, contrast, part), "probe": L2, "metric": AUROC}
+            rows += self._auroc_rows(base, part, part.test_labels, scores)[:1]
+        return rows, decisions
+
+    def _tested(self) -> list[tuple[Contrast, Split]]:
+        return [(contrast, part) for contrast, part in self.splits if part.reason is None]
+
+    def _l2_control_rows(
+        self, rotated: Sequence[Features], decisions: Mapping[str, list[np.ndarray]]
+    ) -> list[dict[str, Any]]:
+        """Return the control that the L2 probes of views that differ by a rotation agree."""
+        labels = [part.test_labels for _, part in self._tested()]
+        if len(decisions) < 2 or not labels:
+            return []
+        result = l2_control(decisions, labels)
         base = {
-            "contrast": L2_CONTRAST, "perturbation": ALL, "view": "+".join(dict.fromkeys(f.view for f in rotated)),
-            "test_data_used": "none", "probe": L2, "scope": POOLED, "n_components": rotated[0].values.shape[1],
+            "contrast": L2_CONTRAST, "perturbation": ALL, "test_data_used": "none", "probe": L2, "scope": POOLED,
+            "view": "+".join(dict.fromkeys(f.view for f in rotated)), "n_components": rotated[0].width,
             "n_experiments": len(np.unique(self.experiments[~self.train])), "fold": self.fold,
         }  # fmt: skip
-        return rows + [{**base, "metric": name, "value": float(result[name])} for name in L2_METRICS]
+        return [{**base, "metric": name, "value": float(result[name])} for name in L2_METRICS]
 
     def _decided(
         self, fractions: Mapping[str, Fraction], records: Mapping[str, Any], ranks: Mapping[str, Any]

@@ -129,7 +129,7 @@ def _base(
 ) -> dict[str, Any]:
     return {
         "contrast": contrast.name, "perturbation": contrast.perturbation, "view": feature.view, "probe": L1,
-        "test_data_used": feature.test_data_used, "n_components": feature.values.shape[1], "draw": None,
+        "test_data_used": feature.test_data_used, "n_components": feature.width, "draw": None,
         "metric": AUROC, "scope": IN_DISTRIBUTION, "n_case": int(labels.sum()), "n_reference": int((~labels).sum()),
         "n_experiments": len(np.unique(scorer.experiments[wells])), "fold": scorer.fold,
     }  # fmt: skip

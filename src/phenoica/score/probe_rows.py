@@ -76,7 +76,7 @@ def path_rows(
             {
                 "contrast": contrast, "perturbation": MACRO, "view": feature.view, "draw": feature.draw,
                 "test_data_used": feature.test_data_used, "probe": L1, "metric": names.non_zero_at(fraction),
-                "scope": POOLED, "n_components": feature.values.shape[1], "value": float(np.mean(found)), "fold": fold,
+                "scope": POOLED, "n_components": feature.width, "value": float(np.mean(found)), "fold": fold,
                 "n_case": 0, "n_reference": 0, "n_experiments": n_experiments, "reason": None,
             } for (contrast, fraction), found in counts.items()
         ]  # fmt: skip

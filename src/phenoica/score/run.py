@@ -312,7 +312,7 @@ class _Wells:
         base = next((keys[name] for name in _PERMUTED_OF if name in keys), features[0])
         baselines = baseline_features(self.obs, self.folds != fold, self.measures, truth, self.random_encoder)
         features += baselines
-        features.append(Features(PERMUTED, base.values, base.test_data_used))
+        features.append(Features(PERMUTED, base, base.test_data_used))
         rows, decided = scorer.score(features)
         decided["permuted_view"] = base.key
         decided["encoder"] = self.encoder
@@ -325,7 +325,7 @@ class _Wells:
 
 
 def view_features(views: Mapping[str, View], X: np.ndarray, obs: pd.DataFrame) -> list[Features]:
-    """Put all wells into fitted views, in float64.
+    """Put all wells into fitted views, in float64, each when it is read.
 
     Parameters
     ----------
@@ -343,10 +343,7 @@ def view_features(views: Mapping[str, View], X: np.ndarray, obs: pd.DataFrame) -
     """
     if not views:
         raise ScoreError("there is no view to score; name some in disentangle.views")
-    return [
-        Features(v.name, v.transform(X, obs, dtype=np.float64), v.test_data_used, getattr(v, "draw", None))
-        for v in views.values()
-    ]
+    return [Features(v.name, v.rows(X, obs), v.test_data_used, getattr(v, "draw", None)) for v in views.values()]
 
 
 def _plain_text(obs: pd.DataFrame) -> pd.DataFrame:

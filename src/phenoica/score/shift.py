@@ -101,7 +101,7 @@ def _rows_of(
     """Return the rows of one number of training experiments; takes its probes from `probes`."""
     base = {
         "contrast": contrast.name, "perturbation": contrast.perturbation, "view": feature.view, "probe": L1,
-        "test_data_used": feature.test_data_used, "n_components": feature.values.shape[1], "metric": f"{SHIFT}{size}",
+        "test_data_used": feature.test_data_used, "n_components": feature.width, "metric": f"{SHIFT}{size}",
         "scope": POOLED, "n_case": int(part.test_labels.sum()), "n_reference": int((~part.test_labels).sum()),
         "n_experiments": len(np.unique(scorer.experiments[part.test])), "fold": scorer.fold,
         PAIRS: int(part.test_labels.sum() * (~part.test_labels).sum()),

@@ -75,6 +75,7 @@ class ViewScorer:
             rows += self._decoding_rows(feature)
             found, chosen[feature.key] = self._best_rows(feature)
             rows += found
+            feature.release()
         points, decided = self._deletion()
         rows += self._area_rows(points)
         decided = {"fold": self.scorer.fold, "best_components": chosen, "deletion": decided}
@@ -83,7 +84,7 @@ class ViewScorer:
     def _base(self, feature: Features, **known: Any) -> dict[str, Any]:
         return {
             "view": feature.view, "draw": feature.draw, "test_data_used": feature.test_data_used,
-            "probe": names.NO_PROBE, "scope": POOLED, "n_components": feature.values.shape[1],
+            "probe": names.NO_PROBE, "scope": POOLED, "n_components": feature.width,
             "fold": self.scorer.fold, "n_case": 0, "n_reference": 0,
             "n_experiments": len(np.unique(self.scorer.experiments[self.test])), **known,
         }  # fmt: skip
@@ -101,7 +102,7 @@ class ViewScorer:
 
     def _replicate_rows(self, feature: Features) -> list[dict[str, Any]]:
         test = np.flatnonzero(self.test)
-        values = centred(feature.values[test], self.obs.iloc[test], self.config["plates"]["batch_key"])
+        values = centred(feature.at(test), self.obs.iloc[test], self.config["plates"]["batch_key"])
         place = {well: i for i, well in enumerate(test.tolist())}
         rows: list[dict[str, Any]] = []
         ranked: dict[str, tuple[dict[str, Any], np.ndarray, np.ndarray]] = {}
@@ -172,7 +173,7 @@ class ViewScorer:
         rows = []
         for scope, side in ((POOLED, self.test), (IN_DISTRIBUTION, self.scorer.train)):
             wells = np.flatnonzero(side & self.reference)
-            found = decode_batches(feature.values[wells], self.scorer.batches[wells], self.scorer.plates[wells])
+            found = decode_batches(feature.at(wells), self.scorer.batches[wells], self.scorer.plates[wells])
             base = self._base(
                 feature, contrast=DECODING_CONTRAST, perturbation=ALL, scope=scope, n_reference=found.n_wells,
                 n_experiments=found.n_batches, reason=found.reason,
@@ -219,8 +220,9 @@ class ViewScorer:
         for feature in track(chosen, len(chosen), f"deletion curves of fold {fold}", "view"):
             if not counts_known:
                 continue
+            trained = np.flatnonzero(self.scorer.train & self.reference)
             batch = reference_omega2(
-                feature.values[train], self.obs.iloc[train], self.config["plates"]["batch_key"]
+                feature.at(trained), self.obs.iloc[trained], self.config["plates"]["batch_key"]
             )  # fmt: skip
             order = ranking(batch)
             order_of[feature.key] = order.tolist()
@@ -254,7 +256,7 @@ class ViewScorer:
         for _, name, perturbation, contrast, part in found[: settings["max_contrasts"]]:
             whole = deletion.Part(part.train, part.train_labels, part.test, part.test_labels)
             small = deletion.capped(whole, settings["max_wells"], self._seed(contrast))
-            if all(np.isfinite(f.values[np.r_[small.train, small.test]]).all() for f in features):
+            if all(np.isfinite(f.at(np.r_[small.train, small.test])).all() for f in features):
                 parts.append(small)
                 labels.append(f"{name}/{perturbation}")
         return parts, labels
@@ -262,7 +264,7 @@ class ViewScorer:
     def _area_rows(self, points: pd.DataFrame) -> list[dict[str, Any]]:
         """Return the areas of the deletion curve as rows of the table of scores."""
         rows = points[points["metric"].isin(deletion.AREAS)].to_dict("records")
-        width = {f.view: f.values.shape[1] for f in self.features}
+        width = {f.view: f.width for f in self.features}
         return [
             {
                 "contrast": DELETION_CONTRAST, "perturbation": ALL, "view": row["view"], "test_data_used": "none",
