@@ -282,7 +282,8 @@ def test_patch_filters_answer_with_unit_variance_to_natural_images():
         (np.zeros((1, 3, 64, 64), np.float32), "type float32.*uint8"),
         (np.zeros((1, 3, 64, 64), np.uint16), "type uint16"),
         (torch.zeros((1, 3, 64, 64)), "torch.float32"),
-        (np.zeros((3, 64, 64), np.uint8), "axes image, channel, row, column"),
+        (np.zeros((3, 64, 64), np.uint8), r"axes image, channel, row, column.*images\[None\]"),
+        (np.zeros((1, 64, 64, 3), np.uint8), "64 channels.*channels come before rows and columns, not last"),
         (np.zeros((0, 3, 64, 64), np.uint8), "no image in the batch"),
         (np.zeros((1, 12, 64, 64), np.uint8), "12 channels; the model takes 1 to 11"),
         (np.zeros((1, 0, 64, 64), np.uint8), "0 channels"),
@@ -314,6 +315,7 @@ def test_bad_wells_are_refused(tiny):
         ({"depth": True}, "model.depth is True"),
         ({"dim": 384.0}, "whole number"),
         ({"layer_scale": float("nan")}, "model.layer_scale"),
+        ({"layer_scale": float("inf")}, "model.layer_scale"),
         ({"max_channels": -1}, "model.max_channels"),
     ],
 )
@@ -325,8 +327,9 @@ def test_bad_sizes_are_refused(change, message):
 def test_bad_seed_batch_and_device_are_refused(tiny, image):
     with pytest.raises(ConfigError, match="embed.seed"):
         OpenPhenom.random(OpenPhenomConfig(**SMALL), -1)
-    with pytest.raises(ConfigError, match="embed.batch_tiles"):
-        tiny.embed(image("tiny_x6"), batch_tiles=0)
+    for batch_tiles in (0, 1.5, "auto", True, None):
+        with pytest.raises(ConfigError, match="batch_tiles is"):
+            tiny.embed(image("tiny_x6"), batch_tiles=batch_tiles)
     with pytest.raises(ConfigError, match="auto, cpu or cuda"):
         encoder.choose_device("gpu")
     if not torch.cuda.is_available():
