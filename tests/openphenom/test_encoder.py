@@ -10,7 +10,7 @@ from scipy import ndimage
 from torch import nn
 
 from phenoica.errors import ConfigError, ImageError
-from phenoica.openphenom import OpenPhenom, OpenPhenomConfig, encoder, tiling
+from phenoica.openphenom import OpenPhenom, OpenPhenomConfig, encoder, random_weights, tiling
 
 TOLERANCE = 1e-5
 SMALL = {"image_size": 32, "patch_size": 16, "dim": 32, "depth": 1, "heads": 2}
@@ -267,7 +267,7 @@ def test_patch_filters_answer_with_unit_variance_to_natural_images():
     amplitude = np.where(frequency > 1 / 256, 1 / np.maximum(frequency, 1 / 512), 0)
     image = np.fft.ifft2(np.fft.fft2(rng.standard_normal((512, 512))) * amplitude).real
     image /= image.std()
-    filters = encoder._band_pass_filters(64, 16, rng)
+    filters = random_weights.band_pass_filters(64, 16, rng)
     patches = image.reshape(32, 16, 32, 16).swapaxes(1, 2).reshape(-1, 256)
     sd = (patches @ filters.reshape(64, -1).T).std(0)
     assert 0.6 < np.median(sd) < 1.4 and sd.max() < 3 and sd.min() > 0.3

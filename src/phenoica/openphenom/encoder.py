@@ -25,6 +25,7 @@ from phenoica.errors import CheckpointError, ConfigError, EmbeddingError, ImageE
 from phenoica.openphenom.cores import map_on_cores, tiles_a_pass
 from phenoica.openphenom.packed import PackedBlocks
 from phenoica.openphenom.precision import Precision, choose_precision
+from phenoica.openphenom.random_weights import draw
 from phenoica.openphenom.tiling import tile_grid, tiles
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ class OpenPhenom(nn.Module):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 rng = np.random.default_rng([int(seed), zlib.crc32(name.encode())])
-                parameter.copy_(torch.from_numpy(_draw(name, tuple(parameter.shape), config, rng)))
+                parameter.copy_(torch.from_numpy(draw(name, tuple(parameter.shape), config, rng)))
         return model.to(choose_device(device)).use_precision(precision)
 
     def save(self, path: str | os.PathLike) -> None:
@@ -624,36 +625,3 @@ def _check_finite(embedded: torch.Tensor, precision: Precision) -> None:
             f"the embedding of {len(bad)} of {len(embedded)} tiles (index {shown}) is not finite in {precision}: the "
             "weights do not fit these images or the precision; set embed.precision to float32, or use other weights"
         )
-
-
-def _draw(name: str, shape: tuple[int, ...], config: OpenPhenomConfig, rng: np.random.Generator) -> np.ndarray:
-    """Draw one parameter; float32 of `shape`."""
-    if name == "patch_embed.proj.weight":
-        value = _band_pass_filters(shape[0], config.patch_size, rng)[:, None]
-    elif name == "cls_token":
-        value = 0.02 * rng.standard_normal(shape)
-    elif name.endswith("ls.gamma"):
-        value = np.full(shape, config.layer_scale)
-    elif len(shape) == 1:
-        value = np.full(shape, float("norm" in name and name.endswith("weight")))
-    else:
-        value = rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
-    return value.astype(np.float32)
-
-
-def _band_pass_filters(n: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw `n` random filters, (n, size, size) float64, each band-passed around its own frequency.
-
-    A filter is white noise times a log-normal band (half an octave wide) around f cycles a patch, f
-    log-uniform in [1, size / 2], scaled to answer with unit variance to natural images. Taken as of unit
-    variance and power p / k^2 at k cycles a pixel, k from 1/256 to 1/2, these have p = 1 / (2 pi ln 128); a
-    filter of norm 1 then answers with the variance p (size / f)^2.
-    """
-    axis = np.fft.fftfreq(size, 1 / size)
-    radius = np.hypot(axis[:, None], axis[None])
-    radius[0, 0] = np.inf  # no filter answers to the mean of a patch
-    centre = np.exp(rng.uniform(0, np.log(size / 2), n))[:, None, None]
-    band = np.exp(-0.5 * (np.log2(radius / centre) / 0.5) ** 2)
-    filters = np.fft.ifft2(np.fft.fft2(rng.standard_normal((n, size, size))) * band).real
-    filters /= np.linalg.norm(filters, axis=(1, 2), keepdims=True)
-    return filters * centre / size * np.sqrt(2 * np.pi * np.log(128))
