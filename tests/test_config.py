@@ -61,6 +61,7 @@ def test_unknown_top_level_keys_never_pass(extra):
         ("plates", {"missing_channels": "some"}, "missing_channels"),
         ("embed", {"model": {"dim": 100, "heads": 6}}, "dim is 100; it must be a multiple of 4 and of heads"),
         ("embed", {"model": {"image_size": 100}}, "image_size is 100; it must be a multiple of patch_size"),
+        ("embed", {"features": "channelwise", "channelwise": True}, "X itself holds the channels side by side"),
         ("score", {"rotation_draws": 21}, "rotation_draws fits only 20"),
         ("disentangle", {"views": []}, "disentangle.views"),
         ("pretrain", {"decoder": {"dim": 20, "heads": 4}}, "decoder.dim is 20; it must be a multiple of 8"),

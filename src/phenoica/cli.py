@@ -318,13 +318,14 @@ def embed(
     part: _path("The part to write (parquet).") = None,
     quarantine: _path("The quarantine list to write (csv).") = None,
     channelwise: Annotated[
-        bool | None, typer.Option(help="Store each channel's embedding too. Default: embed.channelwise.")
+        bool | None, typer.Option(help="Store each channel's embedding beside a pooled X. Default: embed.channelwise.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Cores of the job: of decoding, and of the model on a CPU.")] = 2,
 ) -> None:
     """Embed the wells of one shard and take their image measures; on a machine with GPUs, claim a free one."""
     import torch
 
+    from phenoica.config import resolve
     from phenoica.embed.gpu import claim_gpu
     from phenoica.embed.run import embed_shard
     from phenoica.plates.run import inputs, read_wells
@@ -333,6 +334,7 @@ def embed(
     cfg = load(config)
     if channelwise is not None:
         cfg["embed"]["channelwise"] = channelwise
+        cfg = resolve(cfg, where="--channelwise" if channelwise else "--no-channelwise")
     paths = RunPaths.of(cfg)
     with claim_gpu(cfg["embed"]["device"]):
         embed_shard(

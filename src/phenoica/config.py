@@ -171,6 +171,11 @@ def _check_together(config: Mapping[str, Any], where: str) -> None:
             "plates.missing_channels is available_channels, but embed.features or embed.channelwise keeps the channels "
             "side by side, which has no place for a well that lacks one; use drop_well or a pooled X alone"
         )
+    if config["embed"]["features"] == "channelwise" and config["embed"]["channelwise"]:
+        problems.append(
+            "embed.channelwise is set, but with embed.features channelwise X itself holds the channels side by side; "
+            "leave embed.channelwise out, or set embed.features to pooled"
+        )
     if model["dim"] % model["heads"] or model["dim"] % 4:
         problems.append(
             f"embed.model.dim is {model['dim']}; it must be a multiple of 4 and of heads ({model['heads']})"

@@ -31,6 +31,7 @@ _REFUSALS = {
     errno.EACCES: "no permission to write there; change it, or write to another folder",
     errno.EPERM: "no permission to write there; change it, or write to another folder",
     errno.EROFS: "the file system is read-only; write to another folder",
+    errno.EISDIR: "it is a folder; name a file",
     errno.EEXIST: "a part of the path is a file; write to another folder",
     errno.ENOTDIR: "a part of the path is a file; write to another folder",
 }

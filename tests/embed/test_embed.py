@@ -6,14 +6,15 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
-from phenoica import files, schema
+from phenoica import cli, files, schema
 from phenoica.embed.assemble import assemble
 from phenoica.embed.encoder import load_encoder
 from phenoica.embed.image_measures import measure
 from phenoica.embed.run import embed_shard
 from phenoica.embed.wells import plan_reads
-from phenoica.errors import CheckpointError, EmbeddingError, SchemaError, TooManyBadImages
+from phenoica.errors import CheckpointError, ConfigError, EmbeddingError, SchemaError, ShardError, TooManyBadImages
 from phenoica.openphenom.encoder import OpenPhenom, OpenPhenomConfig
 from phenoica.plates.run import inputs, read_wells, run_plates
 
@@ -312,6 +313,34 @@ def test_images_of_another_type_are_quarantined(tiny_screen):
     reasons = quarantine.set_index("key")["reason"]
     assert reasons[keys[0]].startswith("16-bit pixels; expected 8-bit")
     assert reasons[keys[6]].startswith("3 samples a pixel")
+
+
+def test_a_unit_without_wells_and_shards_that_do_not_fit_are_named(tiny_screen):
+    config = tiny_screen.write()
+    shards, metadata = inputs(config)
+    out = tiny_screen.folder / "out"
+    run_plates(shards, metadata, out, config)
+    wells = read_wells(out / "wells.parquet")
+
+    def embed(unit, shards):
+        embed_shard(wells, unit, shards, out / "quarantine.csv", out / "shard.parquet", out / "bad.csv", config)
+
+    with pytest.raises(ConfigError, match="unit 7: no well is of it; wells.parquet has the units 0, 1"):
+        embed(7, shards)
+    with pytest.raises(ShardError, match="has images in shard 1, and 1 shards are given"):
+        embed(1, shards[:1])
+    with pytest.raises(ShardError, match="gone.parquet: no such shard; unit 0 has images in it"):
+        embed(0, [tiny_screen.folder / "gone.parquet", *shards[1:]])
+    assert not list(out.glob("shard*"))
+
+
+def test_the_option_channelwise_is_held_to_what_configurations_are(tiny_screen):
+    config = tiny_screen.write()
+    config["embed"]["features"] = "channelwise"
+    options = ["embed", "--config", json.dumps(config), "--unit", "0", "--channelwise"]
+    result = CliRunner().invoke(cli.app, options)
+    assert isinstance(result.exception, ConfigError)
+    assert "--channelwise: embed.channelwise is set, but with embed.features channelwise" in str(result.exception)
 
 
 def test_a_checkpoint_for_larger_tiles_stops_and_leaves_no_part(tiny_screen):

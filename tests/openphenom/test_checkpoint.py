@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from phenoica.errors import CheckpointError, ConfigError, PhenoicaError
+from phenoica.errors import CheckpointError, ConfigError, PhenoicaError, StorageError
 from phenoica.openphenom import OpenPhenom, OpenPhenomConfig, checkpoint
 
 PREFIX = "encoder.vit_backbone."
@@ -244,6 +244,42 @@ def test_a_torch_file_without_named_tensors_is_refused(content, path):
     as_pickle(content, path)
     with pytest.raises(CheckpointError, match="no named tensors"):
         checkpoint.read(path)
+
+
+def test_settings_beside_the_tensors_of_a_torch_file_are_tolerated(path, small):
+    as_pickle({**small, "config": {"_target_": "some.Model"}, "step": 3}, path)
+    assert OpenPhenom.from_checkpoint(path).config == SMALL
+    as_pickle({**small, f"{PREFIX}cls_token": None}, path)
+    with pytest.raises(CheckpointError, match=rf"1 missing:\n    {PREFIX}cls_token$"):
+        checkpoint.read(path)
+
+
+def test_weights_of_two_models_in_one_file_are_refused(path, small):
+    save_file({**small, f"module.{PREFIX}cls_token": torch.ones(1, 1, 32)}, path)
+    with pytest.raises(CheckpointError, match=rf"{PREFIX}cls_token twice, as .*module.{PREFIX}cls_token"):
+        checkpoint.read(path)
+
+
+@pytest.mark.parametrize("odd", [torch.ones(32).to_sparse(), torch.ones(32, device="meta")])
+def test_weights_that_are_no_plain_tensors_are_refused(odd, path, small):
+    as_pickle({**small, f"{PREFIX}fc_norm.weight": odd}, path)
+    with pytest.raises(CheckpointError, match="fc_norm.weight is sparse or has no values"):
+        checkpoint.read(path)
+
+
+def test_an_unsafe_pickle_is_refused_with_its_reason_and_no_advice_to_load_it(path):
+    path.write_bytes(pickle.dumps(Evil(), 2))
+    with pytest.raises(CheckpointError, match="Unsupported global") as caught:
+        checkpoint.read(path)
+    assert "weights_only" not in str(caught.value)
+
+
+def test_a_folder_is_called_one(tmp_path, small):
+    with pytest.raises(CheckpointError, match="a folder; name the file"):
+        OpenPhenom.from_checkpoint(tmp_path)
+    with pytest.raises(StorageError, match="it is a folder; name a file"):
+        OpenPhenom.random(SMALL, 0).save(tmp_path)
+    assert not list(tmp_path.parent.glob(f".{tmp_path.name}*"))
 
 
 def test_a_missing_file_is_named(path):

@@ -99,7 +99,7 @@ def test_random_mask_by_hand():
     assert mask.hidden.tolist() == [[True, False, True, False]]
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1.0, 0.999, -0.5, 1.5])
+@pytest.mark.parametrize("ratio", [0.0, 1.0, 0.999, -0.5, 1.5, float("nan"), "0.75", True, None])
 def test_a_mask_of_nothing_or_everything_is_refused(ratio):
     with pytest.raises(ConfigError, match="mask_ratio"):
         random_mask(torch.rand(1, 16), ratio)
@@ -167,6 +167,19 @@ def test_heads_that_nobody_knows_are_asked_for(whole_tiny_weights, image, tmp_pa
         OpenPhenom.from_checkpoint(tmp_path / "model.safetensors").reconstruct(image("tiny_x6"), 0.75)
 
 
+def test_heads_may_be_told_and_are_then_saved(whole_tiny_weights, auto_encoder, image, tmp_path):
+    torch.save(whole_tiny_weights, tmp_path / "model.bin")
+    noise = np.random.default_rng(0).random((3, 96))
+    expected = auto_encoder.reconstruct(image("tiny_x6"), 0.75, noise).pixels
+    told = OpenPhenom.from_checkpoint(tmp_path / "model.bin", decoder_heads=4)
+    assert torch.equal(told.reconstruct(image("tiny_x6"), 0.75, noise).pixels, expected)
+    told.save(tmp_path / "again.safetensors")
+    again = OpenPhenom.from_checkpoint(tmp_path / "again.safetensors")
+    assert torch.equal(again.reconstruct(image("tiny_x6"), 0.75, noise).pixels, expected)
+    with pytest.raises(CheckpointError, match="no possible decoder: .*decoder.heads 5"):
+        OpenPhenom.from_checkpoint(tmp_path / "model.bin", decoder_heads=5).reconstruct(image("tiny_x6"), 0.75)
+
+
 def test_published_size_is_the_default():
     shapes = checkpoint.published_decoder_shapes(DecoderConfig(), OpenPhenomConfig())
     encoder = checkpoint.published_shapes(OpenPhenomConfig())
@@ -204,6 +217,12 @@ def test_reconstructing_without_a_decoder(tmp_path, image, auto_encoder, rng):
         auto_encoder.reconstruct(rng.integers(0, 255, (1, 7, 64, 64), np.uint8), 0.5)
     with pytest.raises(ImageError, match="noise has the shape"):
         auto_encoder.reconstruct(image("tiny_x6"), 0.5, np.zeros((3, 95)))
+    with pytest.raises(ImageError, match="noise holds NaN"):
+        auto_encoder.reconstruct(image("tiny_x6"), 0.5, np.full((3, 96), np.nan))
+    result = auto_encoder.reconstruct(image("tiny_x6"), np.float32(0.5))
+    for channels in (0, 5, 3):
+        with pytest.raises(ImageError, match=f"96 patches are no square image in each of {channels} channels"):
+            result.images(channels)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from scipy import ndimage
 from torch import nn
 
 from phenoica.errors import ConfigError, ImageError
-from phenoica.openphenom import OpenPhenom, OpenPhenomConfig, encoder, tiling
+from phenoica.openphenom import OpenPhenom, OpenPhenomConfig, encoder, random_weights, tiling
 
 TOLERANCE = 1e-5
 SMALL = {"image_size": 32, "patch_size": 16, "dim": 32, "depth": 1, "heads": 2}
@@ -267,7 +267,7 @@ def test_patch_filters_answer_with_unit_variance_to_natural_images():
     amplitude = np.where(frequency > 1 / 256, 1 / np.maximum(frequency, 1 / 512), 0)
     image = np.fft.ifft2(np.fft.fft2(rng.standard_normal((512, 512))) * amplitude).real
     image /= image.std()
-    filters = encoder._band_pass_filters(64, 16, rng)
+    filters = random_weights.band_pass_filters(64, 16, rng)
     patches = image.reshape(32, 16, 32, 16).swapaxes(1, 2).reshape(-1, 256)
     sd = (patches @ filters.reshape(64, -1).T).std(0)
     assert 0.6 < np.median(sd) < 1.4 and sd.max() < 3 and sd.min() > 0.3
@@ -282,7 +282,8 @@ def test_patch_filters_answer_with_unit_variance_to_natural_images():
         (np.zeros((1, 3, 64, 64), np.float32), "type float32.*uint8"),
         (np.zeros((1, 3, 64, 64), np.uint16), "type uint16"),
         (torch.zeros((1, 3, 64, 64)), "torch.float32"),
-        (np.zeros((3, 64, 64), np.uint8), "axes image, channel, row, column"),
+        (np.zeros((3, 64, 64), np.uint8), r"axes image, channel, row, column.*images\[None\]"),
+        (np.zeros((1, 64, 64, 3), np.uint8), "64 channels.*channels come before rows and columns, not last"),
         (np.zeros((0, 3, 64, 64), np.uint8), "no image in the batch"),
         (np.zeros((1, 12, 64, 64), np.uint8), "12 channels; the model takes 1 to 11"),
         (np.zeros((1, 0, 64, 64), np.uint8), "0 channels"),
@@ -314,6 +315,7 @@ def test_bad_wells_are_refused(tiny):
         ({"depth": True}, "model.depth is True"),
         ({"dim": 384.0}, "whole number"),
         ({"layer_scale": float("nan")}, "model.layer_scale"),
+        ({"layer_scale": float("inf")}, "model.layer_scale"),
         ({"max_channels": -1}, "model.max_channels"),
     ],
 )
@@ -325,8 +327,9 @@ def test_bad_sizes_are_refused(change, message):
 def test_bad_seed_batch_and_device_are_refused(tiny, image):
     with pytest.raises(ConfigError, match="embed.seed"):
         OpenPhenom.random(OpenPhenomConfig(**SMALL), -1)
-    with pytest.raises(ConfigError, match="embed.batch_tiles"):
-        tiny.embed(image("tiny_x6"), batch_tiles=0)
+    for batch_tiles in (0, 1.5, "auto", True, None):
+        with pytest.raises(ConfigError, match="batch_tiles is"):
+            tiny.embed(image("tiny_x6"), batch_tiles=batch_tiles)
     with pytest.raises(ConfigError, match="auto, cpu or cuda"):
         encoder.choose_device("gpu")
     if not torch.cuda.is_available():

@@ -180,11 +180,17 @@ def test_the_page_says_what_went_into_the_encoder(page):
     assert "16 patches of 8 × 8 px" in text and "6 blocks 192 wide, 3 attention heads" in text
     assert "75 % of the patches" in text
     assert "None of the 2 experiments it was trained on is among the 2 experiments of this run" in text
-    assert "Validation loss 0.77 at the last step" in text
+    assert "Validation loss 0.77 at the last step, Fourier part included; the pixel part alone is 0.70" in text
+    assert "the Fourier amplitudes of patches, comes on top with the weight 0.01" in text
     assert html.count("data:image/png;base64,") == 2 * 3 * 3 and "<svg" in html
     assert SHA256 in text and "recipe.seed" in text
     assert "it has no scores" in text
     assert "http://" not in re.sub(r"http://(www\.w3|purl|creativecommons)\.org", "", html)
+
+
+def test_without_a_fourier_part_the_page_speaks_of_none(page):
+    text = plain(page(fourier_loss=np.nan))
+    assert "Validation loss 0.77 at the last step Does" in text and "Fourier amplitudes" not in text
 
 
 def test_training_on_scored_experiments_is_an_alarm(page):

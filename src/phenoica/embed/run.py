@@ -28,7 +28,7 @@ from phenoica.embed.encoder import Encoder, load_encoder
 from phenoica.embed.image_measures import measure_names
 from phenoica.embed.pieces import WELLS_CPU, WELLS_GPU, Pieces, made_from
 from phenoica.embed.wells import PreparedWell, WellReader, reading_order
-from phenoica.errors import TooManyBadImages
+from phenoica.errors import ConfigError, ShardError, TooManyBadImages
 from phenoica.plates.run import ORPHAN, QUARANTINE_COLUMNS, with_files
 from phenoica.progress import Progress
 
@@ -104,11 +104,16 @@ def embed_shard(
     ------
     TooManyBadImages
         If this unit and the plates stage alone found more bad images than `embed.max_bad_fraction` of the run's.
+    ConfigError
+        If no well is of this unit.
+    ShardError
+        If the files are not those that the wells were located in.
     CheckpointError
         If the checkpoint does not fit.
     EmbeddingError
         If the model gives values that are not finite, or a decoding process was killed.
     """
+    _check_unit(wells, unit, shards)
     embed_config, channels = config["embed"], config["plates"]["channels"]
     known_bad = bad_images(pd.read_csv(plates_quarantine))
     n_images = sum(len(rows) for rows in wells[schema.IMAGE_ROW]) + len(known_bad)
@@ -149,6 +154,26 @@ def embed_shard(
     _write_part(out_part, pieces.rows(int(piece_of.max()) + 1), wells, description)
     files.write_csv(out_quarantine, table)
     pieces.remove()
+
+
+def _check_unit(wells: pd.DataFrame, unit: int, shards: Sequence[Path]) -> None:
+    """Refuse a unit without wells, and shards that are too few or not there, before the model is loaded."""
+    used = wells[wells[schema.UNIT] == unit]
+    if used.empty:
+        units = sorted(wells[schema.UNIT].unique())
+        raise ConfigError(
+            f"unit {unit}: no well is of it; wells.parquet has the units {', '.join(map(str, units[:20]))}"
+            f"{', ...' if len(units) > 20 else ''} (units.csv, kind shard)"
+        )
+    needed = sorted({int(shard) for row in used[schema.IMAGE_SHARD] for shard in row})
+    if needed[-1] >= len(shards):
+        raise ShardError(
+            f"unit {unit} has images in shard {needed[-1]}, and {len(shards)} shards are given; give all shard files "
+            "that `phenoica plates` read, in the same order"
+        )
+    missing = [shards[shard] for shard in needed if not Path(shards[shard]).is_file()]
+    if missing:
+        raise ShardError(f"{missing[0]}: no such shard; unit {unit} has images in it")
 
 
 def _description(encoder: Encoder, config: Mapping[str, Any]) -> dict[str, Any]:

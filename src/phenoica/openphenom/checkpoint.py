@@ -84,7 +84,9 @@ def read(path: str | os.PathLike) -> tuple[OpenPhenomConfig, dict[str, torch.Ten
         return _extract(entries, path)
 
 
-def read_decoder(path: str | os.PathLike, encoder: OpenPhenomConfig) -> tuple[DecoderConfig, dict[str, torch.Tensor]]:
+def read_decoder(
+    path: str | os.PathLike, encoder: OpenPhenomConfig, *, heads: int | None = None
+) -> tuple[DecoderConfig, dict[str, torch.Tensor]]:
     """Read the decoder of a checkpoint.
 
     Parameters
@@ -93,12 +95,14 @@ def read_decoder(path: str | os.PathLike, encoder: OpenPhenomConfig) -> tuple[De
         The file, as for `read`.
     encoder
         The size of its encoder.
+    heads
+        Attention heads of a block, which shapes do not tell; None: those that the file's metadata states (files written
+        by `save` do), or those of the published decoder of the same width.
 
     Returns
     -------
     config
-        The size, inferred from the shapes; the heads come from the file's metadata (files written by `save` have
-        them) or are those of the published decoder of the same width.
+        The size, inferred from the shapes.
     state
         float32 tensors for `Decoder.load_state_dict`.
 
@@ -109,10 +113,10 @@ def read_decoder(path: str | os.PathLike, encoder: OpenPhenomConfig) -> tuple[De
     """
     path = Path(path)
     with _open(path) as (entries, metadata):
-        found = {_module_name(key): entry for full, entry in entries.items() if _of_decoder(key := _bare(full))}
+        found = {_module_name(key): entry for key, (_, entry) in _bared(entries, path).items() if _of_decoder(key)}
         if not found:
             raise CheckpointError(f"{path}: holds an encoder alone, no decoder; reconstructing needs the auto-encoder")
-        config = _infer_decoder(found, metadata, path)
+        config = _infer_decoder(found, metadata.get(DECODER_HEADS, "") if heads is None else str(heads), path)
         expected = published_decoder_shapes(config, encoder)
         given = {_published_name(key): entry for key, entry in found.items()}
         _compare(path, given, expected)
@@ -134,6 +138,8 @@ def has_decoder(path: str | os.PathLike) -> bool:
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[tuple[dict[str, _Entry], dict[str, str]]]:
     """Yield the tensors of a file, not yet read, and its metadata."""
+    if path.is_dir():
+        raise CheckpointError(f"{path}: a folder; name the file with the weights in it, such as model.safetensors")
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; set embed.checkpoint to a checkpoint, or to `random`")
     with path.open("rb") as handle:
@@ -340,26 +346,37 @@ def _pickle_entries(path: Path, head: bytes) -> dict[str, _Entry]:
         with path.open("rb") as handle:
             content = torch.load(handle, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(
-            f"{path}: not a torch file of plain tensors, or damaged ({reason}); download it again, or save "
+            f"{path}: not a torch file of plain tensors, or damaged ({_reason(error)}); download it again, or save "
             "the model's state_dict alone"
         ) from error
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
-    if not isinstance(content, Mapping) or not all(isinstance(v, torch.Tensor) for v in content.values()):
+    # what lies beside the tensors (settings, counters) is no weight; a weight that is no tensor counts as missing
+    tensors = (
+        {str(k): v for k, v in content.items() if isinstance(v, torch.Tensor)} if isinstance(content, Mapping) else {}
+    )
+    if not tensors:
         raise CheckpointError(
             f"{path}: holds no named tensors, nor any below `state_dict`; save the model's state_dict"
         )
-    return {str(k): _Entry(tuple(v.shape), lambda v=v: v) for k, v in content.items()}
+    return {k: _Entry(tuple(v.shape), lambda v=v: v) for k, v in tensors.items()}
+
+
+def _reason(error: Exception) -> str:
+    """Return the line of torch's long messages that says what is wrong; the others advise to load the file unsafely."""
+    text = str(error).strip()
+    told = re.search(r"WeightsUnpickler error: (.+)", text)
+    if told is None and text.startswith("Weights only load failed"):
+        return "it cannot be read as plain tensors"
+    return (told[1] if told else (text.splitlines() or [type(error).__name__])[0])[:200]
 
 
 def _extract(entries: Mapping[str, _Entry], path: Path) -> tuple[OpenPhenomConfig, dict[str, torch.Tensor]]:
     """Take the encoder out of a checkpoint, checked against the size that its shapes imply."""
     encoder: dict[str, _Entry] = {}
     unexpected = []
-    for full, entry in entries.items():
-        key = _bare(full)
+    for key, (full, entry) in _bared(entries, path).items():
         if key.startswith(ENCODER_PREFIX):
             encoder[key.removeprefix(ENCODER_PREFIX)] = entry
         elif not _of_decoder(key):
@@ -375,6 +392,19 @@ def _bare(key: str) -> str:
     while key.startswith(WRAPPER_PREFIXES):
         key = key.split(".", 1)[1]
     return key
+
+
+def _bared(entries: Mapping[str, _Entry], path: Path) -> dict[str, tuple[str, _Entry]]:
+    """Return the entries by their names without wrapper prefixes, each with its name in the file."""
+    bared: dict[str, tuple[str, _Entry]] = {}
+    for full, entry in entries.items():
+        key = _bare(full)
+        if key in bared:
+            raise CheckpointError(
+                f"{path}: holds {key} twice, as {bared[key][0]} and as {full}; keep the weights of one model"
+            )
+        bared[key] = full, entry
+    return bared
 
 
 def _of_decoder(key: str) -> bool:
@@ -411,6 +441,8 @@ def _load(entry: _Entry, key: str, path: Path) -> torch.Tensor:
     value = entry.load()
     if not value.is_floating_point():
         raise CheckpointError(f"{path}: {key} is {value.dtype}; weights must be floating-point numbers")
+    if value.layout is not torch.strided or value.is_meta:
+        raise CheckpointError(f"{path}: {key} is sparse or has no values; save plain tensors")
     value = value.to(torch.float32)
     if not torch.isfinite(value).all():
         raise CheckpointError(f"{path}: {key} {NOT_FINITE}")
@@ -451,16 +483,16 @@ def _infer(encoder: Mapping[str, _Entry], path: Path) -> OpenPhenomConfig:
         raise CheckpointError(f"{path}: the shapes are of no possible model: {error}") from error
 
 
-def _infer_decoder(found: Mapping[str, _Entry], metadata: Mapping[str, str], path: Path) -> DecoderConfig:
+def _infer_decoder(found: Mapping[str, _Entry], heads: str, path: Path) -> DecoderConfig:
     """Read the size of a decoder from its shapes; the published one stands in where a key is missing."""
     default = DecoderConfig()
     dim = _size(found, default.dim, ("mask_token", -1), ("decoder_pred.weight", -1))
     numbers = [(int(m[1]), int(m[2])) for key in found if (m := re.match(r"decoders\.(\d{1,3})\.(\d{1,3})\.", key))]
-    heads = metadata.get(DECODER_HEADS) or (str(default.heads) if dim == default.dim else "")
+    heads = heads or (str(default.heads) if dim == default.dim else "")
     if not heads.isdigit():
         raise CheckpointError(
-            f"{path}: does not say how many attention heads its decoder has, and shapes cannot tell; add the "
-            f"safetensors metadata {DECODER_HEADS!r}"
+            f"{path}: does not say how many attention heads its decoder has, and shapes cannot tell; give "
+            "decoder_heads to OpenPhenom.from_checkpoint (a file that the model then saves says it)"
         )
     try:
         return DecoderConfig(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
@@ -188,11 +189,13 @@ def random_mask(noise: torch.Tensor, mask_ratio: float) -> Mask:
     ConfigError
         If no token or every token survives.
     """
+    if isinstance(mask_ratio, bool) or not isinstance(mask_ratio, Real) or not 0 < mask_ratio < 1:
+        raise ConfigError(f"mask_ratio is {mask_ratio!r}; it must be a number between 0 and 1")
     visible = int(noise.shape[1] * (1 - mask_ratio))
     if not 0 < visible < noise.shape[1]:
         raise ConfigError(
-            f"mask_ratio is {mask_ratio}: {visible} of {noise.shape[1]} tokens stay visible; choose it between 0 and 1 "
-            "so that some are visible and some hidden"
+            f"mask_ratio is {mask_ratio}: {visible} of {noise.shape[1]} tokens stay visible; choose it so that "
+            "some are visible and some hidden"
         )
     order = noise.argsort(dim=1)
     hidden = torch.ones_like(noise, dtype=torch.bool).scatter(1, order[:, :visible], False)

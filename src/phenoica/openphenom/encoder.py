@@ -25,6 +25,7 @@ from phenoica.errors import CheckpointError, ConfigError, EmbeddingError, ImageE
 from phenoica.openphenom.cores import map_on_cores, tiles_a_pass
 from phenoica.openphenom.packed import PackedBlocks
 from phenoica.openphenom.precision import Precision, choose_precision
+from phenoica.openphenom.random_weights import draw
 from phenoica.openphenom.tiling import tile_grid, tiles
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class OpenPhenomConfig:
             value = getattr(self, field.name)
             whole = field.name != "layer_scale"
             known = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-            if not known or not value > 0:
+            if not known or not 0 < value < math.inf:
                 kind = "a whole number above 0" if whole else "a number above 0"
                 raise ConfigError(f"model.{field.name} is {value!r}; it must be {kind}")
         if self.max_channels > MAX_CHANNELS:
@@ -123,7 +124,16 @@ class Reconstruction(NamedTuple):
     loss: float  # mean squared error over the hidden patches
 
     def images(self, channels: int) -> torch.Tensor:
-        """Return the predicted patches put together, (N, channels, H, W)."""
+        """Return the predicted patches put together, (N, channels, H, W).
+
+        Raises
+        ------
+        ImageError
+            If the images had another number of channels.
+        """
+        tokens = self.pixels.shape[1]
+        if channels < 1 or tokens % channels or math.isqrt(tokens // channels) ** 2 != tokens // channels:
+            raise ImageError(f"{tokens} patches are no square image in each of {channels} channels")
         return unpatch(self.pixels, channels)
 
 
@@ -222,14 +232,16 @@ class OpenPhenom(nn.Module):
         # Embedding needs no decoder: it is left on disk until `reconstruct` asks for it, or added to train.
         self.decoder: Decoder | None = None
         self._source: Path | None = None
+        self._decoder_heads: int | None = None
         self._precision = "float32"
         self._packed: PackedBlocks | None = None
         self.eval()
 
     @classmethod
     def from_checkpoint(
-        cls, path_or_hub_id: str | os.PathLike, *, precision: str = "float32", device: str = "cpu"
-    ) -> OpenPhenom:
+        cls, path_or_hub_id: str | os.PathLike, *, precision: str = "float32", device: str = "cpu",
+        decoder_heads: int | None = None,
+    ) -> OpenPhenom:  # fmt: skip
         """Load `model.safetensors` (real safetensors, or a torch pickle of that name).
 
         Parameters
@@ -241,6 +253,9 @@ class OpenPhenom(nn.Module):
             float32, bfloat16 or auto (see `precision.choose_precision`): what `embed` computes in.
         device
             auto, cpu or cuda.
+        decoder_heads
+            Attention heads of a decoder that is neither as wide as the published one nor says it itself; shapes do not
+            tell. Used when the decoder is read: to reconstruct, and to save.
 
         Raises
         ------
@@ -256,7 +271,7 @@ class OpenPhenom(nn.Module):
         config, state = checkpoint.read(path)
         model = cls(config)
         model.load_state_dict(state)
-        model._source = Path(path)
+        model._source, model._decoder_heads = Path(path), decoder_heads
         return model.to(choose_device(device)).use_precision(precision)
 
     @classmethod
@@ -287,7 +302,7 @@ class OpenPhenom(nn.Module):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 rng = np.random.default_rng([int(seed), zlib.crc32(name.encode())])
-                parameter.copy_(torch.from_numpy(_draw(name, tuple(parameter.shape), config, rng)))
+                parameter.copy_(torch.from_numpy(draw(name, tuple(parameter.shape), config, rng)))
         return model.to(choose_device(device)).use_precision(precision)
 
     def save(self, path: str | os.PathLike) -> None:
@@ -385,8 +400,8 @@ class OpenPhenom(nn.Module):
         EmbeddingError
             If an embedding is not finite.
         """
-        if batch_tiles < 1:
-            raise ConfigError(f"embed.batch_tiles is {batch_tiles}; it must be at least 1")
+        if isinstance(batch_tiles, bool) or not isinstance(batch_tiles, (int, np.integer)) or batch_tiles < 1:
+            raise ConfigError(f"batch_tiles is {batch_tiles!r}; it must be a whole number from 1 on")
         images = _as_tensor(images)
         self._check(images)
         packed, channels = self._pack(), images.shape[1]
@@ -508,6 +523,8 @@ class OpenPhenom(nn.Module):
         noise = torch.rand(patches.shape[:2]) if noise is None else torch.as_tensor(noise)
         if noise.shape != patches.shape[:2]:
             raise ImageError(f"noise has the shape {tuple(noise.shape)}; expected {tuple(patches.shape[:2])}")
+        if noise.isnan().any():
+            raise ImageError("noise holds NaN, which has no order; give a number a token")
         mask = random_mask(noise.to(self.device), mask_ratio)
         latent = self.masked_pass(patches, mask)
         predicted = decoder(latent, mask.order, images.shape[1])
@@ -519,7 +536,7 @@ class OpenPhenom(nn.Module):
 
         if self._source is None:
             raise CheckpointError("this model has no decoder; load an auto-encoder, or train one")
-        config, state = checkpoint.read_decoder(self._source, self.config)
+        config, state = checkpoint.read_decoder(self._source, self.config, heads=self._decoder_heads)
         with torch.inference_mode(False):  # weights made in inference mode could never be trained or replaced
             decoder = self.add_decoder(config)
             decoder.load_state_dict(state)
@@ -546,11 +563,18 @@ class OpenPhenom(nn.Module):
         if images.dtype != torch.uint8:
             raise _wrong_type(images.dtype)
         if images.ndim != 4:
-            raise ImageError(f"expected the axes image, channel, row, column; found {tuple(images.shape)}")
+            raise ImageError(
+                f"expected the axes image, channel, row, column; found the shape {tuple(images.shape)}"
+                + (" (images[None] makes a batch of one image)" if images.ndim == 3 else "")
+            )
         if not images.shape[0]:
             raise ImageError("there is no image in the batch; leave empty batches out")
         if not 1 <= images.shape[1] <= most:
-            raise ImageError(f"images have {images.shape[1]} channels; the model takes 1 to {most}")
+            last = images.shape[1] > most and images.shape[3] <= most
+            raise ImageError(
+                f"images have {images.shape[1]} channels; the model takes 1 to {most}"
+                + ("; channels come before rows and columns, not last" if last else "")
+            )
         tile_grid(*images.shape[2:], size)  # refuses an image smaller than a tile
         if tuple(images.shape[2:]) != (size, size):
             raise ImageError(
@@ -601,36 +625,3 @@ def _check_finite(embedded: torch.Tensor, precision: Precision) -> None:
             f"the embedding of {len(bad)} of {len(embedded)} tiles (index {shown}) is not finite in {precision}: the "
             "weights do not fit these images or the precision; set embed.precision to float32, or use other weights"
         )
-
-
-def _draw(name: str, shape: tuple[int, ...], config: OpenPhenomConfig, rng: np.random.Generator) -> np.ndarray:
-    """Draw one parameter; float32 of `shape`."""
-    if name == "patch_embed.proj.weight":
-        value = _band_pass_filters(shape[0], config.patch_size, rng)[:, None]
-    elif name == "cls_token":
-        value = 0.02 * rng.standard_normal(shape)
-    elif name.endswith("ls.gamma"):
-        value = np.full(shape, config.layer_scale)
-    elif len(shape) == 1:
-        value = np.full(shape, float("norm" in name and name.endswith("weight")))
-    else:
-        value = rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
-    return value.astype(np.float32)
-
-
-def _band_pass_filters(n: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw `n` random filters, (n, size, size) float64, each band-passed around its own frequency.
-
-    A filter is white noise times a log-normal band (half an octave wide) around f cycles a patch, f
-    log-uniform in [1, size / 2], scaled to answer with unit variance to natural images. Taken as of unit
-    variance and power p / k^2 at k cycles a pixel, k from 1/256 to 1/2, these have p = 1 / (2 pi ln 128); a
-    filter of norm 1 then answers with the variance p (size / f)^2.
-    """
-    axis = np.fft.fftfreq(size, 1 / size)
-    radius = np.hypot(axis[:, None], axis[None])
-    radius[0, 0] = np.inf  # no filter answers to the mean of a patch
-    centre = np.exp(rng.uniform(0, np.log(size / 2), n))[:, None, None]
-    band = np.exp(-0.5 * (np.log2(radius / centre) / 0.5) ** 2)
-    filters = np.fft.ifft2(np.fft.fft2(rng.standard_normal((n, size, size))) * band).real
-    filters /= np.linalg.norm(filters, axis=(1, 2), keepdims=True)
-    return filters * centre / size * np.sqrt(2 * np.pi * np.log(128))

@@ -113,6 +113,14 @@ class Recipe:
             )
         if not 0 <= self.fourier_weight <= 1:
             raise ConfigError(f"pretrain.fourier_weight is {self.fourier_weight}; it must lie between 0 and 1")
+        if not 0 < self.mask_ratio < 1:
+            raise ConfigError(f"pretrain.mask_ratio is {self.mask_ratio}; it must lie between 0 and 1")
+        for name in ("learning_rate", "clip_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"pretrain.{name} is {getattr(self, name)}; it must be a number above 0")
+        for name in ("weight_decay", "seed"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"pretrain.{name} is {getattr(self, name)}; it must be a number from 0 on")
 
 
 def new_auto_encoder(encoder: OpenPhenomConfig, decoder: DecoderConfig, seed: int, device: str = "cpu") -> OpenPhenom:

@@ -128,7 +128,7 @@ class TrainingImages:
         """Return the central tile of every validation well that can be read; uint8 (n, C, tile, tile)."""
         images = [image for image in self._read(self.validation) if image is not None]
         if not images:
-            raise TooManyBadImages("no validation well can be read: each has a bad image; see the warnings above")
+            raise TooManyBadImages(f"no validation well can be used; the latest: {self._latest_bad()}")
         cut = [_cut(image, (np.array(image.shape[1:]) - self.tile) // 2, self.tile) for image in images]
         return np.stack(cut)
 
@@ -138,7 +138,7 @@ class TrainingImages:
             image = self._image(p)
             if image is not None:
                 return image
-        raise TooManyBadImages("no well for pre-training can be read: each has a bad image; see the warnings above")
+        raise TooManyBadImages(f"no well for pre-training can be used; the latest: {self._latest_bad()}")
 
     def _image(self, position: int) -> np.ndarray | None:
         epoch, within = divmod(position, len(self.train))
@@ -193,9 +193,13 @@ class TrainingImages:
             return None
         shapes = {image.shape for image in images.values()}
         if len(shapes) > 1 or min(min(shapes)) < self.tile:
-            self._reject(well, f"images of {sorted(shapes)} pixels; a tile has {self.tile}")
+            self._reject(well, f"images of {sorted(shapes)} pixels; the model's tile has {self.tile}")
             return None
         return np.stack([images[i] for i in range(n)])
+
+    def _latest_bad(self) -> str:
+        what, reason = next(reversed(self._bad.items()))
+        return f"{what}: {reason}"
 
     def _reject(self, what: str, reason: str) -> None:
         if what in self._bad:
