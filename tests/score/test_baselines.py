@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 
 from phenoica import schema
+from phenoica.disentangle import view
 from phenoica.errors import FitError, ScoreError
 from phenoica.score import baselines
 
@@ -62,3 +63,34 @@ def test_permuting_keeps_the_cases_of_every_plate():
     assert (found != labels).any()
     for plate in range(5):
         assert found[plates == plate].sum() == labels[plates == plate].sum()
+
+
+def test_features_of_a_view_are_made_when_read_and_given_back(screen):
+    adata = screen(n_experiments=2, n_plates=1)
+    whole = np.asarray(view("raw").fit(adata.X).transform(adata.X, dtype=np.float64))
+    lazy = baselines.Features("raw", view("raw").fit(adata.X).rows(adata.X))
+    wells = np.array([5, 0, 7])
+    assert lazy.shape == whole.shape and lazy.width == whole.shape[1]
+    np.testing.assert_allclose(lazy.at(wells), whole[wells], rtol=0, atol=1e-12)
+    assert "values" not in vars(lazy)  # some wells do not make the others be held
+    np.testing.assert_array_equal(lazy.values, whole)
+    assert lazy.values is lazy.values
+    lazy.release()
+    assert "values" not in vars(lazy)
+
+
+def test_features_are_grouped_by_what_they_hold_and_then_released(screen):
+    adata = screen(n_experiments=2, n_plates=1)
+    rows = view("raw").fit(adata.X).rows(adata.X)
+    made = [baselines.Features(name, rows) for name in ("raw", "pca", "ica")]
+    labels = baselines.Features("permuted", made[0])
+    size = adata.n_obs * adata.n_vars
+    seen = []
+    for group in baselines.in_groups([*made, labels], 2 * size):
+        assert labels not in group or labels.values is made[0].values
+        assert sum("values" in vars(f) for f in made) == sum("values" in vars(f) for f in group if f in made)
+        seen.append([f.values.shape and f.view for f in group])
+    assert seen == [["raw", "permuted", "pca"], ["ica"]]
+    assert not any("values" in vars(f) for f in [*made, labels])
+    one_by_one = [[f.view for f in group] for group in baselines.in_groups([*made, labels], 1)]
+    assert one_by_one == [["raw", "permuted"], ["pca"], ["ica"]]

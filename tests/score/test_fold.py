@@ -1,6 +1,9 @@
 """The rows of one fold from features made by formula, where each number has one right value."""
 
+import json
+
 import numpy as np
+import pandas as pd
 import pytest
 
 from phenoica import schema
@@ -255,3 +258,12 @@ def test_trees_see_what_no_line_separates(wells):
     outside = (rows["scope"] != "in_distribution") & (rows["view"] != POSITION_TREES)
     asked = rows[(rows["metric"] == "auroc") & outside].groupby("probe")["contrast"].value_counts()
     assert asked["trees"].to_dict() == asked["l1"].to_dict()  # reasons too are rows
+
+
+def test_a_fold_scored_view_by_view_is_the_fold_scored_at_once(wells, monkeypatch):
+    rows, decided = wells.score("pca", "ica", "raw")
+    monkeypatch.setattr("phenoica.score.fold.HELD_VALUES", 1)
+    again, decided_again = wells.score("pca", "ica", "raw")
+    pd.testing.assert_frame_equal(rows, again, rtol=0, atol=1e-9)
+    assert json.dumps(decided["fractions"]) == json.dumps(decided_again["fractions"])
+    assert decided["ranking"] == decided_again["ranking"]
