@@ -147,8 +147,10 @@ def inner_splits(
     experiments = obs[schema.EXPERIMENT].astype(str).to_numpy()
     present: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
     for contrast in contrasts:
+        if not contrast.rule.is_plain or contrast.skipped is not None:  # most contrasts are compounds, on plates
+            continue
         case, reference = (mask & train for mask in contrast.masks(obs, batches))
-        if contrast.rule.is_plain and contrast.skipped is None and case.any():
+        if case.any():
             key = f"{contrast.name}/{contrast.perturbation}"
             present[key] = (len(np.unique(experiments[case])), case, reference)
     widest = max((count for count, _, _ in present.values()), default=0)

@@ -71,11 +71,11 @@ def chosen_wells(
     cases, references : ndarray
         int, sorted. Cases on plates without a reference, and references on plates without a case, are left out.
     """
-    both = np.intersect1d(plates[case], plates[reference])
-    cases = np.flatnonzero(case & np.isin(plates, both))
+    cases, references = np.flatnonzero(case), np.flatnonzero(reference)  # few of all wells, whose plates are text
+    cases = cases[np.isin(plates[cases], plates[references])]
     if len(cases) > max_cases:
         cases = np.sort(np.random.default_rng(seed).choice(cases, max_cases, replace=False))
-    return cases, np.flatnonzero(reference & np.isin(plates, plates[cases]))
+    return cases, references[np.isin(plates[references], plates[cases])]
 
 
 def relabellings(labels: np.ndarray, plates: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
