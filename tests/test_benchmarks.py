@@ -1,7 +1,8 @@
 """Every benchmark still runs: small, with the code it times replaced nowhere, and to its last line of JSON.
 
-Numbers of so small a run mean nothing, so only what cannot depend on speed is looked at. benchmarks/embed.py has its
-test beside that of the embedding job, and the simulation of benchmarks/coverage.py is also used by the tests of tests.
+Numbers of so small a run mean nothing, so only what cannot depend on speed is looked at. benchmarks/embed.py and
+benchmarks/fold.py have their tests beside those of the embedding job and of a fold, and the simulation of
+benchmarks/coverage.py is also used by the tests of tests.
 """
 
 import importlib.util
@@ -50,7 +51,7 @@ def set_sizes(monkeypatch, benchmark, **sizes):
 
 def test_every_benchmark_has_a_test():
     tested = {"coverage", "demo_encoder", "ica", "image_measures", "plates", "pretrain_recipe", "score", "views"}
-    assert {path.stem for path in BENCHMARKS.glob("*.py")} == tested | {"embed"}
+    assert {path.stem for path in BENCHMARKS.glob("*.py")} == tested | {"embed", "fold"}
 
 
 def test_ica(monkeypatch, last_line):
