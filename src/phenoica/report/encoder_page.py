@@ -23,7 +23,7 @@ from phenoica.openphenom import LOG_FILE, PICTURES_FILE, RECIPE_FILE
 from phenoica.report import figures, pages
 from phenoica.report.run_index import flatten
 from phenoica.report.score_page import read_scores, training
-from phenoica.score.summary import OVER_FOLDS
+from phenoica.score.rows import OVER_FOLDS
 
 CURVE_POINTS = 250  # of the smoothed curve; more would not be seen
 GREY_PERCENTILES = (0.5, 99.5)  # of a channel of a tile: black and white

@@ -20,12 +20,14 @@ from phenoica.score.hits import (
     COUNT_CHANGES,
     COUNT_ONLY,
     HIT_COLUMNS,
+    INCLUDES_0,
     NO_FLAG,
+    NOT_SIGNIFICANT,
     OTHER_EXPERIMENTS,
     POSITION_FLAG,
     THESE_EXPERIMENTS,
 )
-from phenoica.score.in_distribution import IN_DISTRIBUTION
+from phenoica.score.rows import IN_DISTRIBUTION
 
 MOST_ROWS = 300  # on the page; more are shared out evenly over contrasts and views
 FLAGS = ("position_flag", "batch_flag", "count_flag")
@@ -35,10 +37,9 @@ FLAG_WORDS = {
     COUNT_ONLY: ("count only", "the number of cells alone tells as much: growth or death, perhaps nothing beyond them"),
     COUNT_CHANGES: ("count changes", "the number of cells differs too, and the view tells more than it"),
 }  # fmt: skip
-INTERVAL = "interval_includes_0"  # of a claim's reason; also said where there is no interval
 REASON_WORDS = {
-    "not_significant": "q above the level",
-    INTERVAL: "the interval reaches down to 0.5",
+    NOT_SIGNIFICANT: "q above the level",
+    INCLUDES_0: "the interval reaches down to 0.5",
     POSITION_FLAG: "position alone explains it",
     BATCH_FLAG: "not above 0.5 inside experiments",
 }
@@ -133,7 +134,7 @@ def _why_not(row: Mapping[str, Any]) -> list[str]:
     """Return what keeps a row from being a claim; reasons that only speak of its value or interval are left out."""
     if row["claim"] or pages.is_missing(row["reason"]):
         return []
-    words = {**REASON_WORDS, **({INTERVAL: "there is no interval"} if pages.is_missing(row["ci_low"]) else {})}
+    words = {**REASON_WORDS, **({INCLUDES_0: "there is no interval"} if pages.is_missing(row["ci_low"]) else {})}
     return [words[reason] for reason in str(row["reason"]).split(";") if reason in words]
 
 

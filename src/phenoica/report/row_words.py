@@ -11,7 +11,7 @@ from phenoica.score import baselines
 from phenoica.score.rows import ROTATION
 
 WORDS = {
-    "raw": "The encoder's numbers (or the profile) as they are, each feature standardised.",
+    "raw": "The encoder's numbers (or the profile), each feature standardised, and nothing more.",
     "mad": "Each feature minus its median, divided by its median absolute deviation.",
     "spherize": "Features made uncorrelated and equally wide among control wells.",
     "pca": "Principal components: the directions in which wells differ most, scaled alike.",

@@ -22,10 +22,21 @@ from phenoica.score.baselines import POSITION_TREES
 from phenoica.score.contrasts import POSITIVE, QUERY
 from phenoica.score.presets import titles as titles_of
 from phenoica.score.printed import position_lines
-from phenoica.score.rows import AUROC, CONCENTRATION, CONCENTRATION_CONTRAST, HOYER, L1, L2_CONTRAST, L2_METRICS
-from phenoica.score.summary import COMPARED, MACRO, OVER_FOLDS, ROTATION, TRAINING, is_held_out, training_rows
+from phenoica.score.rows import (
+    AUROC,
+    CONCENTRATION,
+    CONCENTRATION_CONTRAST,
+    HOYER,
+    L1,
+    L2_CONTRAST,
+    L2_METRICS,
+    MACRO,
+    OVER_FOLDS,
+    POOLED,
+    ROTATION,
+)
+from phenoica.score.summary import COMPARED, TRAINING, is_held_out, training_rows
 
-POOLED = schema.SCOPES[0]
 TRAINING_OVER = {QUERY: "Query perturbations", POSITIVE: "Positive controls"}
 CONCENTRATION_HEADS = {
     "concentration_share": "Share in the top components",

@@ -176,7 +176,7 @@ class FoldScorer:
         rows += position_tree_rows(self)
         rows += path_rows(records, probed, self.fold, len(set(self.experiments[~self.train])))
         rows += [row for one in scored.values() for row in one.l2]
-        rows += self._l2_control_rows(rotated, {f.key: scored[f.key].decisions for f in rotated if f in probed})
+        rows += self._l2_control_rows([f for f in probed if f.view in ROTATED], scored)
         concentrated, ranks = concentration_rows(self, rotated)
         fractions = {key: one.fraction for key, one in scored.items()}
         return table(rows + inside + concentrated, FOLD_COLUMNS), self._decided(fractions, records, ranks)
@@ -320,14 +320,12 @@ class FoldScorer:
     def _tested(self) -> list[tuple[Contrast, Split]]:
         return [(contrast, part) for contrast, part in self.splits if part.reason is None]
 
-    def _l2_control_rows(
-        self, rotated: Sequence[Features], decisions: Mapping[str, list[np.ndarray]]
-    ) -> list[dict[str, Any]]:
+    def _l2_control_rows(self, rotated: Sequence[Features], scored: Mapping[str, _Scored]) -> list[dict[str, Any]]:
         """Return the control that the L2 probes of views that differ by a rotation agree."""
         labels = [part.test_labels for _, part in self._tested()]
-        if len(decisions) < 2 or not labels:
+        if len(rotated) < 2 or not labels:
             return []
-        result = l2_control(decisions, labels)
+        result = l2_control({f.key: scored[f.key].decisions for f in rotated}, labels)
         base = {
             "contrast": L2_CONTRAST, "perturbation": ALL, "test_data_used": "none", "probe": L2, "scope": POOLED,
             "view": "+".join(dict.fromkeys(f.view for f in rotated)), "n_components": rotated[0].width,

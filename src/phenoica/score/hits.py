@@ -33,6 +33,7 @@ NO_FLAG = "none"
 POSITION_FLAG = "position_confounded"
 COUNT_ONLY, COUNT_CHANGES = "count_only", "count_changes"
 BATCH_FLAG = "not_within_experiments"
+NOT_SIGNIFICANT, INCLUDES_0 = "not_significant", "interval_includes_0"  # why a row is no claim, as are the flags
 OTHER_EXPERIMENTS, THESE_EXPERIMENTS = "other experiments", "these experiments"
 HIT_COLUMNS = (
     "contrast", "perturbation", "view", "test_data_used", "scope", "effect", "ci_low", "ci_high", "ci_kind", "p", "q",
@@ -168,9 +169,9 @@ def _claim(
     significant = found["q"] is not None and found["q"] <= alpha
     claim = significant and above and found["position_flag"] == NO_FLAG and found["batch_flag"] == NO_FLAG
     if found["q"] is not None and not significant:
-        reasons.append("not_significant")
+        reasons.append(NOT_SIGNIFICANT)
     elif significant and not above:
-        reasons.append("interval_includes_0")
+        reasons.append(INCLUDES_0)
     everywhere = found["ci_kind"] == OVER_FOLDS and row["scope"] == schema.SCOPES[0]
     holds_for = (OTHER_EXPERIMENTS if everywhere else THESE_EXPERIMENTS) if claim else None
     return {"claim": bool(claim), "holds_for": holds_for, "reason": ";".join(reasons) or None}
